@@ -10,12 +10,13 @@ from operator import add
 from statistics import fmean
 from typing import Any
 
-from treadle.core.figures import Figures
+from treadle.core.figures import Cell, Figures
 from treadle.core.runs.address import Address
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
-from treadle.eval.statistics import wilson_interval
+from treadle.eval.averages import ALL
 from treadle.report.comparison import Comparison, Pairs, compare_pairs
+from treadle.report.layout import average_sentences, by_model, figure_cell, figure_heading, main_line, summary_lines
 
 _MODEL_LABELS = {
     "tutor": "tutor (rules, no language model)",
@@ -23,6 +24,8 @@ _MODEL_LABELS = {
     "tuned": "tuned (the same, fine-tuned)",
     "reinforced": "reinforced (tuned, then GRPO)",
 }
+_SHOWN = ("accuracy", "ended", "call_success")
+"""Figures of the table of results."""
 _WEIGHTS = ("base", "tuned", "reinforced")
 """Models that are trained from each other, in this order."""
 
@@ -50,13 +53,6 @@ class ModelCounts:
     def __add__(self, other: ModelCounts) -> ModelCounts:
         return ModelCounts(*map(add, astuple(self), astuple(other)))
 
-    def cells(self) -> tuple[str, str, str]:
-        """Return right answers with their interval, valid answers, and calls without an error."""
-        low, high = wilson_interval(self.num_right / max(1, self.num_rollouts), self.num_rollouts)
-        right = f"{self.num_right} of {self.num_rollouts} ({low:.0%} to {high:.0%})"
-        calls = f"{self.num_calls - self.num_failed_calls} of {self.num_calls}" if self.num_calls else "no calls"
-        return right, f"{self.num_valid} of {self.num_rollouts}", calls
-
 
 def counts_by_model(run: Run, models: Iterable[str], iteration: int = 1) -> dict[str, ModelCounts]:
     """Return model -> its counts in an iteration, for models with scores of their own there."""
@@ -64,16 +60,30 @@ def counts_by_model(run: Run, models: Iterable[str], iteration: int = 1) -> dict
 
 
 def outcome(run: Run, models: Iterable[str]) -> Figures:
-    """Return a table with one row per model and iteration."""
-    names = list(models)
-    header = ("held-out questions", "right answers (95 %)", "ended with an answer", "calls without an error")
-    rows = tuple(
-        (_named(_MODEL_LABELS.get(model, model), number), *tally.cells())
-        for number in range(1, _num_iterations(run) + 1)
-        for model, tally in counts_by_model(run, names, number).items()
+    """Return a table with one row per model and iteration: the figures by which the last report represents them."""
+    report = max(
+        (record for record in run.records() if record.stage == "report"),
+        key=lambda record: Address.parse(record.address).iteration,
+        default=None,
     )
-    sentences = " ".join(filter(None, (training_sentence(run), reinforcement_sentence(run))))
-    return Figures("Results", header, rows, sentences)
+    given = [] if report is None else summary_lines(run.rows(report.outputs["summary"]).rows())
+    rows: list[tuple[Cell, ...]] = []
+    for model, lines in by_model(given).items():
+        number, name = _split(model)
+        if name in set(models):
+            line = main_line(lines)
+            cells = (figure_cell(line, one, in_percent=True, with_interval=one == "accuracy") for one in _SHOWN)
+            rows.append((_named(_MODEL_LABELS.get(name, name), number), line.num_rollouts, *cells))
+    header = ("held-out questions", "rollouts", *(figure_heading(figure, in_percent=True) for figure in _SHOWN))
+    sentences = [f"{sentence}." for sentence in average_sentences(given) if sentence.startswith(f"{ALL}:")]
+    sentences += filter(None, (training_sentence(run), reinforcement_sentence(run)))
+    return Figures("Results", header, tuple(rows), " ".join(["In brackets: 95 % intervals.", *sentences]))
+
+
+def _split(label: str) -> tuple[int, str]:
+    """Return the iteration and the name of a model in a report, such as `2/tuned`; 1 if it names no iteration."""
+    number, _, name = label.rpartition("/")
+    return int(number) if number.isdecimal() else 1, name
 
 
 def differences(run: Run, models: Iterable[str]) -> Figures:

@@ -14,6 +14,7 @@ from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
+from treadle.environments.diagnosis.facts import ENDED
 from treadle.environments.scorers.answer import AnswerTools
 from treadle.environments.scorers.scoring import ANSWERED, OpenScorers
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
@@ -39,9 +40,6 @@ COPIED_COLUMNS = (
     "completion_tokens",
 )
 """Columns that `scores` copies from `rollouts`."""
-
-ENDED = (ANSWERED, "finished")
-"""Statuses of rollouts that ended with their task."""
 
 _BATCH_ROWS = 512
 _QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer", "environment")

@@ -10,6 +10,7 @@ from treadle.agent.judges.redundancy import redundancy_judge_digest
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.stage import Stage, StageContext, WorkResult
+from treadle.environments.diagnosis.summary import problems_report
 from treadle.environments.registry import traits_of
 from treadle.eval.config import RedundancyOptions, ScoresOptions, ScoresSettings
 from treadle.eval.judge_identity import check_judges
@@ -111,5 +112,6 @@ SCORES = StageEntry(
     inputs=_inputs,
     qualifiers=("model", "phase"),
     models=_models,
+    report=problems_report,
     description="Score rollouts; set the instance, such as 1/scores@base or 1/scores@phase-2.",
 )

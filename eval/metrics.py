@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from treadle.environments.diagnosis.facts import ENDED
 from treadle.environments.scorers.answer import AnswerScorer
 from treadle.eval.scored_rollout import ScoredRollout, is_redundant
 
@@ -42,8 +43,8 @@ class Figure:
     requires_figure: str = ""
     """Another figure that must have a value: if rollouts are undecided and that figure has none, this one has none
     either."""
-    needs: Literal["calls", "votes"] | None = None
-    """What a model's rollouts need at least one of for this figure to be meaningful."""
+    needs: tuple[Literal["calls", "votes"], ...] = ()
+    """What a model's rollouts need at least one of, each, for this figure to be meaningful."""
     of: Literal["answers", "rewards"] | None = None
     """Data sets that have the figure: those scored by gold answers, or by their environment; None for all."""
     of_calls: bool = False
@@ -103,6 +104,11 @@ def _reasoning_length(rollout: ScoredRollout) -> float | None:
     return reasoning_length(rollout.score, rollout.reasoning_tokens)
 
 
+def _ended(rollout: ScoredRollout) -> float:
+    """Return 1 for an answer that is not empty; of rewards, which need no answer, for an end with the task."""
+    return float(rollout.status in ENDED if rollout.is_reward else rollout.is_valid_answer)
+
+
 def _reward(rollout: ScoredRollout) -> float | None:
     """Return the reward; None for a rollout that infrastructure lost: among negative rewards, 0 would be a good one."""
     return rollout.score if rollout.is_reward else None
@@ -133,6 +139,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             _SHARE,
             place="headline",
         ),
+        "ended": Figure("ended with an answer", "ended", _mean(_ended), _SHARE, place="headline"),
         "score": Figure(
             "correctness", "P", _mean_by_score(lambda _, score: score), _SHARE, of="answers", place="headline"
         ),
@@ -142,7 +149,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             "efficiency",
             _mean_by_score(lambda rollout, score: efficiency(score, rollout.calls_requested)),
             _SHARE,
-            needs="calls",
+            needs=("calls",),
             of="answers",
             place="headline",
         ),
@@ -152,7 +159,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             _conciseness,
             _SHARE,
             requires_figure="conciseness_tool_users",
-            needs="votes",
+            needs=("calls", "votes"),
             of="answers",
             place="behaviour",
         ),
@@ -161,7 +168,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             "with calls",
             _conciseness_with_calls,
             _SHARE,
-            needs="votes",
+            needs=("calls", "votes"),
             of="answers",
             place="behaviour",
         ),
@@ -170,6 +177,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             "success",
             _mean_by_score(lambda rollout, score: successful_execution(score, rollout.failed_calls)),
             _SHARE,
+            needs=("calls",),
             of="answers",
             place="behaviour",
         ),
@@ -178,6 +186,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             "strict",
             _mean_by_score(lambda rollout, score: strict_successful_execution(score, rollout.failed_calls)),
             _SHARE,
+            needs=("calls",),
             of="answers",
             place="behaviour",
         ),
@@ -334,7 +343,7 @@ def is_share(name: str) -> bool:
 
 def needs(name: str, what: Literal["calls", "votes"]) -> bool:
     """Return whether a figure means something only with at least one of `what`: tool calls, or votes on redundancy."""
-    return name in FIGURES and FIGURES[name].needs == what
+    return name in FIGURES and what in FIGURES[name].needs
 
 
 def is_meaningful(name: str, num_calls: float) -> bool:

@@ -113,7 +113,7 @@ class ScoreCounts:
         num_scored = self.counts["num_rollouts"] - self.counts["num_scorer_failed"]
         found: dict[str, Any] = {
             **dict(sorted(self.counts.items())),
-            "accuracy": self.counts["num_correct"] / num_scored if num_scored else 0.0,
+            "accuracy": self.counts["num_correct"] / num_scored if num_scored else None,
         }
         if num_missing is None:
             return found

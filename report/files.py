@@ -11,6 +11,7 @@ import orjson
 
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
+from treadle.report.problems import compared_diagnoses, problems_markdown
 from treadle.report.tables import COMPARISONS, SUMMARY
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -44,10 +45,14 @@ def _csv_cell(cell: Any) -> Any:
 
 
 def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
-    """Return the report of a record as json, csv (the figures), comparisons (those as CSV) or md."""
+    """Return the report of a record as json, csv (the figures), comparisons (those as CSV) or md.
+
+    Markdown has a section on what looks wrong, from rollouts and scores as far as these are still there.
+    """
     summary = run.rows(record.outputs[SUMMARY.kind])
     if format_name == "md":
-        return summary.read_file("report.md")
+        parts = [summary.read_file("report.md").decode().rstrip(), *problems_markdown(compared_diagnoses(record, run))]
+        return ("\n\n".join(parts) + "\n").encode()
     if format_name == "csv":
         return as_csv(list(summary.rows()), SUMMARY.schema.names)
     comparisons = list(run.rows(record.outputs[COMPARISONS.kind]).rows())

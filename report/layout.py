@@ -34,6 +34,8 @@ class SummaryLine:
     dataset: str
     environments: tuple[str, ...]
     """Names of the environments of its tasks."""
+    num_datasets: int
+    """Number of data sets that it averages; 1 for a data set."""
     num_rollouts: int
     num_questions: int
     figures: dict[str, Mapping[str, Any]]
@@ -67,6 +69,7 @@ class SummaryLine:
             "model": self.model,
             "dataset": self.dataset,
             "environments": list(self.environments),
+            "num_datasets": self.num_datasets,
             "num_rollouts": self.num_rollouts,
             "num_questions": self.num_questions,
             "figures": {name: {key: row[key] for key in columns} for name, row in self.figures.items()},
@@ -79,7 +82,11 @@ def summary_lines(rows: Iterable[Mapping[str, Any]]) -> list[SummaryLine]:
     for row in rows:
         key = row["model"], row["dataset"]
         if key not in found:
-            found[key] = SummaryLine(*key, tuple(row["environments"]), row["num_rollouts"], row["num_questions"], {})
+            num_datasets, num_rollouts, num_questions = (
+                row[name] for name in ("num_datasets", "num_rollouts", "num_questions")
+            )
+            environments = tuple(row["environments"])
+            found[key] = SummaryLine(*key, environments, num_datasets, num_rollouts, num_questions, {})
         found[key].figures[row["figure"]] = row
     return list(found.values())
 
@@ -117,6 +124,19 @@ def members(names: Collection[str], line: str, headline: Collection[str]) -> lis
     if line in datasets:
         return [line]
     return headline_datasets(datasets, headline) if line == ALL else datasets if line == EVERY else []
+
+
+def average_sentences(given: Iterable[SummaryLine]) -> list[str]:
+    """Return a sentence per average on how many data sets it is over; two if that differs between models."""
+    lines, found = list(given), dict[str, None]()
+    num_known = {model: len(datasets_of(names)) for model, names in by_model(lines).items()}
+    for line in lines:
+        if line.num_datasets > 1:
+            number, most = line.num_datasets, num_known[line.model]
+            over = f"{number:,} data sets" if number == most else f"{number:,} of {most:,} data sets"
+            chosen = " (the headline)" if line.dataset == ALL and number < most else ""
+            found[f"{line.dataset}: mean over {over}{chosen}, each with the same weight"] = None
+    return list(found)
 
 
 def _digits(size: float) -> int:

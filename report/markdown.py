@@ -21,6 +21,7 @@ from treadle.report.layout import (
     by_model,
     comparison_cells,
     count_table,
+    datasets_of,
     headline_table,
     members,
     pass_at_k_table,
@@ -43,6 +44,9 @@ _HEADLINE_EXPLANATION = {
     "accuracy": """\
 - **[95 %]**: interval over questions. If two intervals overlap widely, the difference may be chance; the
   comparisons below pair the questions and are more sensitive.
+""",
+    "ended": """\
+- **ended**: share of rollouts that ended with an answer, or, of rewards, with their task.
 """,
     "efficiency": """\
 - **efficiency**: P divided by requested tool calls (by 1 without calls), averaged; `-` where no tool was used.
@@ -83,7 +87,8 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
         f"# {escape(settings.title)}",
         render_table(headline_table(given)),
         "".join(_HEADLINE_EXPLANATION[name] for name in shown_figures(_HEADLINE_EXPLANATION, given))
-        + _averages(given, settings),
+        + _averages(given, settings)
+        + _without_end(given),
         *_passes(given),
         *_behaviour(given),
         *_comparisons(comparisons),
@@ -133,6 +138,18 @@ def _averages(given: Sequence[SummaryLine], settings: ReportSettings) -> str:
         "- **math**, **knowledge**: the same over math data sets, and over all others with answers. Counts are sums."
         f"{mixed}{unlike}"
     )
+
+
+def _without_end(given: Sequence[SummaryLine]) -> str:
+    """Return a remark on each model's data sets in which most rollouts have no answer; empty without any."""
+    found = [
+        f"\n- More than half of the rollouts of {escape(model)} on {escape(name)} did not end with an answer: the page "
+        "of `treadle report` says how they ended, with examples and likely causes."
+        for model, lines in by_model(given).items()
+        for name in datasets_of(lines)
+        if (ended := lines[name].value("ended")) is not None and ended < 0.5
+    ]
+    return "".join(found)
 
 
 def _all_figures(given: Sequence[SummaryLine]) -> Iterator[str]:

@@ -121,6 +121,7 @@ def _rows(
     counts: Mapping[str, float | None],
 ) -> Iterator[Row]:
     size = {
+        "num_datasets": len(group),
         "num_rollouts": sum(part.num_rollouts for part in group),
         "num_questions": sum(part.num_questions for part in group),
     }

@@ -8,7 +8,7 @@ from treadle.core.tables import STRINGS, Table, column
 
 SUMMARY = Table(
     "summary",
-    4,
+    5,
     ("model", "dataset", "figure"),
     pa.schema(
         [
@@ -37,6 +37,7 @@ SUMMARY = Table(
                 "means over data sets; null for numbers of rollouts",
                 nullable=True,
             ),
+            column("num_datasets", pa.int32(), "data sets that it averages; 1 for a data set"),
             column("num_rollouts", pa.int64(), "rows scored"),
             column("num_questions", pa.int64(), "different questions"),
             column("num_undecided", pa.int64(), "rows without this figure"),

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.figures import Figures
-from treadle.eval.averages import EVERY
 from treadle.eval.metrics import FIGURES, MAIN_FIGURES, figures_in, heading_of
 from treadle.report.layout import (
     COMPARISON,
     MIXED_NOTE,
     SummaryLine,
     agreement_table,
+    average_sentences,
     by_model,
     comparison_cells,
     count_table,
@@ -41,7 +41,6 @@ _NARROW = {"accuracy": "accuracy, 95 %", "efficiency": "effic.", "tool_use": "to
 """Shorter headings for narrow terminals. Columns are those of the headline and the share of rollouts with tool calls.
 """
 
-_AVERAGES_NOTE = "all: average over the headline data sets; every: over all data sets"
 _DIFFERENT_DATASETS = "The averages cover different data sets, so they do not show which model is better"
 
 
@@ -63,10 +62,10 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
 
 
 def _caption(given: Iterable[SummaryLine]) -> str:
-    """Return a note on what the averages cover, if they skip data sets or differ between models."""
+    """Return a note on what the averages cover, and on data sets that differ between models."""
     lines = list(given)
     asked = {tuple(sorted(datasets_of(of_model))) for of_model in by_model(lines).values()}
-    over = [_AVERAGES_NOTE] if any(line.dataset == EVERY for line in lines) else []
+    over = average_sentences(lines)
     over += [MIXED_NOTE] if any(len(line.environments) > 1 for line in lines) else []
     return "\n".join([*over, *([_DIFFERENT_DATASETS] if len(asked) > 1 else [])])
 

@@ -19,6 +19,7 @@ from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.environments.stored_settings import type_names
 from treadle.viewer.index import Index
+from treadle.viewer.problems import ProblemReader, RunProblems
 from treadle.viewer.search import TextSearch
 from treadle.viewer.tables import KeyedTable, RowGroupCache, StoredTable, collect_problem
 from treadle.viewer.trajectories import KINDS, InstancePart, JoinedTables, QuestionTables, facts_of
@@ -67,6 +68,8 @@ class Snapshot:
     questions: QuestionTables
     unfinished: list[tuple[str, str]]
     """Started but unfinished instances, with their state."""
+    wrong: RunProblems
+    """What looks wrong with rollouts and scores."""
     problems: list[str]
     """Error messages of tables that cannot be read."""
 
@@ -81,6 +84,7 @@ class Catalogue:
         self._lock = threading.Lock()
         self._groups = RowGroupCache()
         self._search = TextSearch()
+        self._wrong = ProblemReader()
         self._refreshed_at = 0.0
         self._state: object = None
         self._snapshot: Snapshot | None = None
@@ -112,7 +116,9 @@ class Catalogue:
         )
         by_instance = {part.instance: part for part in parts}
         all_problems = list(dict.fromkeys([*damaged.values(), *problems]))
-        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, all_problems)
+        # With readers of its own: those of `run` verify a file when the viewer first shows a trajectory of it.
+        wrong = self._wrong.problems(records, self._run)
+        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, wrong, all_problems)
         self._state = None if problems else state  # With problems, read the tables again at the next look.
 
     def _unfinished(self, records: Sequence[StageRecord]) -> list[tuple[str, str]]:

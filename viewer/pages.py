@@ -74,6 +74,8 @@ def overview(snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
     return {
         "selection": selection,
         "num_found": len(found.rows),
+        "wrong": snapshot.wrong.listed(selection),
+        "has_trajectory": lambda instance, key: snapshot.index.number(instance, key) is not None,
         "groups": _groups(found),
         "lines": lines,
         "shows_calls": shows_calls,
@@ -141,6 +143,7 @@ def _frame(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> d
     return {
         "one": one,
         "problems": list(dict.fromkeys([*snapshot.problems, *one.problems])),
+        "wrong": snapshot.wrong.of_trajectory(one.facts),
         "line": _lines(snapshot, [one.facts])[0],
         "question_chars": _QUESTION_CHARS,
         "selection": selection,

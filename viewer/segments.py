@@ -72,8 +72,8 @@ class ShownSegment:
 
     @property
     def is_folded(self) -> bool:
-        """True if the piece is collapsed at first. Tool results are long, and not the agent's text."""
-        return self.kind == RESULT
+        """True if the piece is collapsed at first: tool results, and reasoning that a service keeps apart, are long."""
+        return self.kind in (RESULT, REASONING)
 
     @property
     def mask(self) -> str:

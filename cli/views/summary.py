@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
@@ -42,7 +42,7 @@ def print_end(run: Run, records: Sequence[StageRecord], as_json: bool) -> None:
         if (report := stage_report(record, run)) is not None:
             console().print("\n", report_view(record.address, report), sep="", end="")
         if "summary" in record.outputs:
-            _print_summary(run, record)
+            _print_summary(run, record, {one.address for one in records})
     for record in records:
         if line := timeouts_text(run, record):
             click.echo(line, err=True)
@@ -57,12 +57,14 @@ def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
     fields = record.model_dump(mode="json")
     if "summary" in record.outputs:
         fields["summary"] = [line.as_dict() for line in summary_lines(run.rows(record.outputs["summary"]).rows())]
-    if "rollouts" in record.outputs:
+    if record.outputs.keys() & {"rollouts", "scores"}:
         fields["diagnoses"] = [one.as_dict() for one in diagnoses_of(record, run)]
     return fields
 
 
-def _print_summary(run: Run, record: StageRecord) -> None:
+def _print_summary(run: Run, record: StageRecord, told: Collection[str]) -> None:
+    """Print the figures of a report, and what looks wrong with compared instances that are not `told` of before."""
+    from treadle.report.problems import compared_diagnoses
     from treadle.report.terminal import comparison_table, judges_table, summary_table
 
     out, rows = console(), list(run.rows(record.outputs["summary"]).rows())
@@ -70,6 +72,10 @@ def _print_summary(run: Run, record: StageRecord) -> None:
     out.print(summary_table(rows, width=out.width))
     for line in imported_lines(record, run):
         out.print(Text(one_line(line)))
+    for one in compared_diagnoses(record, run, told):
+        out.print(Text(f"\n{one_line(one.address)}", style="bold"))
+        for line in one.sentences():
+            out.print(Text(one_line(line)))
     if (judges := judges_table(rows)) is not None:
         out.print()
         out.print(judges)

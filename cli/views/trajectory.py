@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.rule import Rule
 from rich.text import Text
 
-from treadle.agent.dialects.base import FRAME
+from treadle.agent.dialects.base import FRAME, REASONING
 from treadle.core.untrusted.sanitize import one_line, sanitize
 from treadle.environments.rollouts.tool_counts import counts_text
 from treadle.environments.settings import DEFAULT_TYPE
@@ -33,6 +33,7 @@ SEGMENT_STYLES = {
 }
 """Style of a segment in the viewer -> style in the terminal."""
 _MAX_NAME_CHARS = 64
+_THINK = "<think>"
 _MARKS = {"removed": ("- ", "red"), "added": ("+ ", "green")}
 VERDICTS = {True: ("right", "green"), False: ("wrong", "red"), None: ("no verdict", "yellow")}
 
@@ -96,6 +97,8 @@ def _body(found: FoundRollout) -> Text:
             body.append(f"{head.label}{rewards}\n", style="bold" if head.speaker == POLICY else "bold blue")
         tool = calls[place]["tool"] if place in calls else ""
         style = style_of(segment["kind"], kinds, tool)
+        if segment["kind"] == REASONING and not segment["text"].lstrip().startswith(_THINK):
+            body.append("reasoning: ", style="dim italic")  # Nothing else tells it from the text that was answered.
         body.append(sanitize(segment["text"]), style=SEGMENT_STYLES.get(style, ""))
         body.append("\n")
     return body

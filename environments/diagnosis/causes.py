@@ -2,34 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from treadle.environments.diagnosis.facts import Facts
-
-FEW = 8
-"""With fewer rollouts than this, what all of them have in common may be chance."""
-
-_Condition = Callable[[Facts], bool]
-_Sentence = Callable[[Facts], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A result that is probably not the model's ability."""
-
-    name: str
-    holds: _Condition
-    sentence: _Sentence
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A likely cause of problems, with what to do."""
-
-    problems: tuple[str, ...]
-    holds: _Condition
-    sentence: _Sentence
+from treadle.environments.diagnosis.problem import FEW, Cause, Problem, ProblemTable
 
 
 def _counted(facts: Facts) -> str:
@@ -37,7 +11,7 @@ def _counted(facts: Facts) -> str:
     return f"{facts.num - facts.num_ended:,} of {facts.num:,} rollouts did not end with an answer{without}"
 
 
-PROBLEMS: tuple[Problem, ...] = (
+_PROBLEMS: tuple[Problem[Facts], ...] = (
     Problem("no_answer", lambda f: f.num > 0 and 2 * f.num_ended < f.num, _counted),
     Problem(
         "no_calls",
@@ -50,13 +24,26 @@ PROBLEMS: tuple[Problem, ...] = (
         lambda f: f"all {f.num_executed:,} tool calls failed",
     ),
     Problem(
+        "failed_tool",
+        lambda f: bool(f.failed_tools) and f.num_failed_calls < f.num_executed,
+        lambda f: "; ".join(f"all {count:,} calls of {tool} failed" for tool, count in f.failed_tools.items()),
+    ),
+    Problem(
+        "refused_calls",
+        lambda f: f.num_calls >= FEW and not f.num_executed,
+        lambda f: f"all {f.num_calls:,} tool calls were refused, so none ran",
+    ),
+    Problem(
         "truncated",
         lambda f: f.num >= FEW and f.num_truncated == f.num and 2 * f.num_ended >= f.num,
         lambda f: f"all {f.num:,} rollouts were cut before their task ended",
     ),
+    Problem(
+        "equal_rollouts",
+        lambda f: f.num_groups >= FEW and f.num_equal_groups == f.num_groups,
+        lambda f: f"the rollouts of each of {f.num_groups:,} questions are equal",
+    ),
 )
-"""Problems in the order in which they are told."""
-
 _OPEN = ("no_answer",)
 
 
@@ -65,7 +52,7 @@ def _tagless(facts: Facts) -> bool:
     return facts.dialect == "tags" and not facts.often("answer_tag")
 
 
-CAUSES: tuple[Cause, ...] = (
+_CAUSES: tuple[Cause[Facts], ...] = (
     Cause(
         _OPEN,
         lambda f: f.mostly("length") and f.often("open_thought"),
@@ -137,7 +124,7 @@ CAUSES: tuple[Cause, ...] = (
         lambda _: "Markers of a chat template stand in the text: the template may be another model's (--tokenizer).",
     ),
     Cause(
-        (*_OPEN, "failed_calls"),
+        (*_OPEN, "failed_calls", "failed_tool"),
         lambda f: bool(f.unknown_tools),
         lambda f: f"Calls name tools that do not exist ({', '.join(f.unknown_tools[:3])}); there are {_tools(f)}.",
     ),
@@ -182,9 +169,31 @@ CAUSES: tuple[Cause, ...] = (
         ),
     ),
     Cause(
-        ("failed_calls",),
+        ("failed_calls", "failed_tool"),
+        lambda f: bool(f.common_error),
+        lambda f: f'Nearly every failed call says "{f.common_error}".',
+    ),
+    Cause(
+        ("failed_calls", "failed_tool"),
         lambda f: not f.unknown_tools,
         lambda _: "A tool may be set up wrongly: run `treadle doctor`, and read a result with `treadle show`.",
+    ),
+    Cause(
+        ("refused_calls",),
+        lambda _: True,
+        lambda _: "Limits of calls may be too low: max_calls of the tools, environment.max_total_calls.",
+    ),
+    Cause(
+        ("equal_rollouts",),
+        lambda f: f.temperature == 0,
+        lambda _: "rollouts.sampling.temperature = 0 makes them equal: raise it, or ask for one sample per question.",
+    ),
+    Cause(
+        ("equal_rollouts",),
+        lambda f: f.temperature != 0,
+        lambda _: (
+            "The server may ignore temperature and seed, or answer from a cache; or the model is sure of every word."
+        ),
     ),
     Cause(
         ("truncated",),
@@ -194,20 +203,9 @@ CAUSES: tuple[Cause, ...] = (
         ),
     ),
 )
-"""Likely causes, the most specific first."""
 
-UNKNOWN_CAUSE = "The cause is not clear from the rows: look at one with `treadle show`."
-
-
-def problems_of(facts: Facts) -> list[Problem]:
-    """Return the problems that a group of rollouts has."""
-    return [problem for problem in PROBLEMS if problem.holds(facts)]
-
-
-def causes_of(problem: Problem, facts: Facts) -> list[str]:
-    """Return sentences with the likely causes of a problem; never empty."""
-    found = [cause.sentence(facts) for cause in CAUSES if problem.name in cause.problems and cause.holds(facts)]
-    return found or [UNKNOWN_CAUSE]
+ROLLOUT_PROBLEMS = ProblemTable(_PROBLEMS, _CAUSES)
+"""Problems of rollouts."""
 
 
 def _limit(facts: Facts) -> str:

@@ -20,12 +20,15 @@ class Example:
     question: str
     status: str
     text: str
-    """End of what the model wrote."""
+    """End of what the model wrote, or its answer."""
+    gold: str = ""
+    """Gold answers; empty if they do not matter."""
 
     def sentence(self) -> str:
         """Return the example in a line."""
+        gold = f' (gold: "{self.gold}")' if self.gold else ""
         wrote = f'"{self.text}"' if self.text else "nothing"
-        return f'{self.rollout_key}: "{self.question}" {self.status}: {wrote}'
+        return f'{self.rollout_key}: "{self.question}" {self.status}: {wrote}{gold}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,9 @@ class Diagnosis:
     """A problem that most rollouts of a model have, or those of one data set."""
 
     address: str
+    """Instance in which the problem shows: `rollouts`, or their `scores`."""
+    rollouts: str
+    """Instance that made the rollouts."""
     model: str
     dataset: str
     """Data set; empty for all of them."""
@@ -48,13 +54,17 @@ class Diagnosis:
     """Sentences with likely causes and what to do."""
     examples: tuple[Example, ...]
 
+    @property
+    def headline(self) -> str:
+        """The problem and how the rollouts ended, as a sentence without control characters."""
+        place = f"{self.dataset}: " if self.dataset else ""
+        text = f"{place}{self.summary} ({endings_text(self.endings)})."
+        return one_line(text if place else text[0].upper() + text[1:])
+
     def sentences(self) -> list[str]:
         """Return everything as sentences, one a line."""
-        counts = ", ".join(f"{name} {count:,}" for name, count in self.endings.items())
-        place = f"{one_line(self.dataset)}: " if self.dataset else ""
-        text = f"{place}{self.summary} ({counts})."
         return [
-            text[0].upper() + text[1:] if not place else text,
+            self.headline,
             *self.causes,
             *([f"Asked for: {self.asked}"] if self.asked else []),
             *(f"Example {example.sentence()}" for example in self.examples),
@@ -63,6 +73,11 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as a JSON-compatible dict."""
         return {**asdict(self), "endings": dict(self.endings)}
+
+
+def endings_text(endings: Mapping[str, int]) -> str:
+    """Return status -> number of rollouts as text."""
+    return ", ".join(f"{name} {count:,}" for name, count in endings.items())
 
 
 def cut_end(text: str) -> str:

@@ -67,6 +67,15 @@ class Facts:
     is_chatml: bool = False
     """Whether prompts are ChatML because no tokenizer is configured."""
     max_tokens: int | None = None
+    temperature: float | None = None
+    failed_tools: Mapping[str, int] = field(default_factory=dict)
+    """Tools that ran often and never without a failure -> number of their calls."""
+    common_error: str = ""
+    """What nearly all failed calls say, on one line; empty if they differ or were not read."""
+    num_groups: int = 0
+    """Questions with several rollouts."""
+    num_equal_groups: int = 0
+    """Questions of these whose rollouts seem to be equal: in their counts, and in their texts as far as read."""
 
     @property
     def num(self) -> int:

@@ -14,9 +14,12 @@ from treadle.agent.jobs.runner import raise_no_output
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import StageContext
+from treadle.environments.diagnosis.causes import ROLLOUT_PROBLEMS
+from treadle.environments.diagnosis.diagnosis import endings_text
+from treadle.environments.diagnosis.facts import Facts
 from treadle.environments.mixture import summarizer_of
 from treadle.environments.rollouts.jobs import RolloutJob
-from treadle.environments.rollouts.report import ODD, in_environment, unreadable_output_warnings
+from treadle.environments.rollouts.report import ODD, in_environment
 from treadle.environments.rollouts.rows import FAILED, failed_row, head_of_row, rollout_seed
 from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY, ROLLOUTS
@@ -52,6 +55,17 @@ class _Totals:
             "calls_requested": self.sums["calls_requested"],
         }
 
+    def problems(self) -> list[str]:
+        """Return what these counts show to be wrong, for the log; the summary of the stage says more."""
+        facts = Facts(
+            statuses=dict(self.statuses.most_common()),
+            num_calls=self.sums["calls_requested"],
+            num_executed=self.sums["calls_executed"],
+            num_failed_calls=self.sums["failed_calls"],
+        )
+        found = [problem.sentence(facts) for problem in ROLLOUT_PROBLEMS.problems_of(facts)]
+        return [f"{sentence} ({endings_text(facts.statuses)})" for sentence in found]
+
 
 class RowWriter:
     """Writer of all rows of an instance, which counts what it writes."""
@@ -80,10 +94,8 @@ class RowWriter:
         self._flush()
         self._check()
         for name, totals in sorted(self._by_environment.items()):
-            kind = self._settings.named_environments()[name].type
-            found = unreadable_output_warnings(totals.metrics(), environment=kind)
-            for sentence in in_environment(found, name, is_mixture=self._settings.is_mixture):
-                _log.warning("%s: %s", self._context.address, sentence)
+            for sentence in in_environment(totals.problems(), name, is_mixture=self._settings.is_mixture):
+                _log.warning("%s: %s; why, with examples: in its summary", self._context.address, sentence)
         return self._metrics()
 
     def _finished(self, job: RolloutJob) -> dict[str, Any]:

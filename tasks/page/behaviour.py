@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from treadle.core.figures import Cell, Figures
+from treadle.environments.diagnosis.facts import ENDED
 from treadle.environments.scorers.scoring import ANSWERED
-from treadle.eval.answers import ENDED
 from treadle.eval.tool_names import CommonTools
 from treadle.report.page.charts import Spread, calls_chart, endings_chart, spread_chart
 from treadle.report.page.document import Part, Section

@@ -15,6 +15,7 @@ from treadle.tasks.page.evaluation import headline_section, radar_section
 from treadle.tasks.page.latency import latency_section
 from treadle.tasks.page.manifest import manifest_section
 from treadle.tasks.page.models import EvaluatedModel, evaluated_models
+from treadle.tasks.page.problems import problems_section
 from treadle.tasks.page.sources import PageRun
 from treadle.tasks.page.training import training_sections
 from treadle.tasks.page.verdict_sources import decided_section
@@ -27,6 +28,7 @@ def report_page(runs: Sequence[Run]) -> bytes:
     models = evaluated_models(sources)
     sections = [
         *headline_section(models),
+        *problems_section(sources),
         *comparisons_section(models),
         *radar_section(models),
         *behaviour_section(models),

@@ -109,7 +109,7 @@ def evaluated_run(
                 verdict,
                 model=f"{model}{text}",
                 dataset=f"{names[number % len(names)]}{text}",
-                prediction=f"{model} says {text}",
+                prediction=f"{model} says {text} {number}",
                 status="answered" if verdict is not None else "length",
                 **called(**({"search": number % 3} if number % 3 else {})),
                 completion_tokens=10 + 7 * number,

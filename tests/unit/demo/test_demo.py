@@ -92,8 +92,8 @@ def test_rollouts_are_counted_by_outcome() -> None:
         score(correct=None),
         score(),
     ]
-    assert ModelCounts.of(rows).cells() == ("1 of 4 (5% to 70%)", "2 of 4", "2 of 3")
-    assert ModelCounts.of([score()]).cells()[2] == "no calls"
+    assert ModelCounts.of(rows) == ModelCounts(4, num_right=1, num_valid=2, num_calls=3, num_failed_calls=1)
+    assert ModelCounts.of([score()]).num_calls == 0
     assert ModelCounts.of(rows[:2]) + ModelCounts.of(rows[2:]) == ModelCounts.of(rows)
 
 

@@ -147,13 +147,29 @@ def test_page_finds_the_rollouts_of_every_label(run: Run) -> None:
 
 def test_demo_shows_the_model_of_each_iteration(run: Run) -> None:
     shown = outcome(run, ["base", "tuned"])
-    right = {str(row[0]): str(row[1]).partition(" (")[0] for row in shown.rows}
+    right = {str(row[0]): (row[1], str(row[2]).partition(" [")[0]) for row in shown.rows}
     assert right == {
-        "base (SmolLM2-135M)": "1 of 4",
-        "tuned (the same, fine-tuned)": "2 of 4",
-        "tuned (the same, fine-tuned), iteration 2": "3 of 4",
-        "tuned (the same, fine-tuned), iteration 3": "4 of 4",
+        "base (SmolLM2-135M)": (4, "25.0"),
+        "tuned (the same, fine-tuned)": (4, "50.0"),
+        "tuned (the same, fine-tuned), iteration 2": (4, "75.0"),
+        "tuned (the same, fine-tuned), iteration 3": (4, "100.0"),
     }, "the base is the same in all of them"
+
+
+def test_demo_says_the_number_of_the_report(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    sizes = {"few": 2, "many": 8}
+    rows = [
+        score(f"{dataset}-{index}", f"{dataset}-{index}", dataset == "few", dataset=dataset, is_valid_answer=index > 0)
+        for dataset, number in sizes.items()
+        for index in range(number)
+    ]
+    report_of(run, 1, [put_rows(run, "1/scores@base", SCORES, rows)])
+    shown = outcome(run, ["base", "tuned"])
+    ((name, number, right, ended, calls),) = shown.rows
+    assert (number, str(right).partition(" [")[0], ended, calls) == (10, "50.0", "68.8", "-"), "not 2 of 10"
+    assert "all: mean over 2 data sets" in shown.note
+    assert str(right) in report_page([run]).decode()
 
 
 def test_demo_shows_what_each_training_changed_by_question(run: Run) -> None:

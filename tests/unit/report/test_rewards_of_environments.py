@@ -86,7 +86,7 @@ def test_mixed_data_sets_keep_their_own_figures() -> None:
     assert "accuracy" in has["all"] and not {"reward", "score"} & has["all"]
     text = render_report(rows, [], SETTINGS)
     line = next(line for line in text.splitlines() if line.startswith("| m ") and "| guess " in line)
-    assert [cell.strip() for cell in line.split("|")][5:10] == ["-", "0.25", "-", "3.00", "-"]
+    assert [cell.strip() for cell in line.split("|")][6:11] == ["-", "0.25", "-", "3.00", "-"]
 
 
 def test_tasks_are_in_no_area() -> None:

@@ -136,7 +136,7 @@ def test_averages_cover_the_headline_datasets(tmp_path: Path) -> None:
     for width in (100, 200):
         console = Console(file=io.StringIO(), width=width)
         console.print(summary_table(told, width=width))
-        assert "all: average over the headline data sets" in console.file.getvalue()  # type: ignore[attr-defined]
+        assert "all: mean over 2 of 3 data sets (the headline)" in console.file.getvalue()  # type: ignore[attr-defined]
     lines, markdown = _report(tmp_path / "other", rows)
     accuracy = {line.dataset: line.value("accuracy") for line in lines}
     assert accuracy["all"] == pytest.approx(7 / 12) and accuracy["math"] == 0.625 and "every" not in accuracy
@@ -424,10 +424,33 @@ def test_terminal_table_shows_names_verbatim(tmp_path: Path) -> None:
     assert "0.500 [0.095, 0.905]" in shown
 
 
-def test_efficiency_is_omitted_if_no_tool_was_used(tmp_path: Path) -> None:
-    _, markdown = _report(tmp_path, _many("m", "d", [True]))
-    line, _ = [line for line in markdown.splitlines() if line.startswith("| m ") and "1.000" in line]
-    assert [cell.strip() for cell in line.split("|")][6] == "-"
+def test_figures_of_calls_have_no_value_if_no_tool_was_used(tmp_path: Path) -> None:
+    unused = ("efficiency", "successful_execution", "successful_execution_strict", "call_success", "conciseness")
+    none = {"votes_yes": 0, "votes_no": 0, "votes_abstained": 0}
+    (line,), markdown = _report(tmp_path / "none", _many("m", "d", [True], **none))
+    assert [line.value(name) for name in unused] == [None] * 5 and line.value("tool_use") == 0.0
+    headline, behaviour, *_ = [line for line in markdown.splitlines() if line.startswith("| m ")]
+    shown = [cell.strip() for cell in headline.split("|")][4:8]
+    assert shown == ["1.000 [0.207, 1.000]", "1.000", "1.000 (.21–1.0)", "-"]
+    assert [cell.strip() for cell in behaviour.split("|")][3:8] == ["-"] * 5
+    one = {"votes_yes": 0, "votes_no": 1, "votes_abstained": 0, "calls_requested": 1, "calls_executed": 1}
+    (line,), _ = _report(tmp_path / "one", _many("m", "d", [True], **one))
+    assert [line.value(name) for name in unused] == [1.0] * 5
+
+
+def test_share_that_ended_with_an_answer_is_in_every_table(tmp_path: Path) -> None:
+    rows = _many("m", "d", [True, False, False, False])
+    for row in rows[1:]:
+        row |= {"status": "no_answer", "is_valid_answer": False}
+    (line,), markdown = _report(tmp_path, rows)
+    assert line.value("ended") == 0.25 and line.as_dict()["figures"]["ended"]["value"] == 0.25
+    from rich.console import Console
+
+    for width in (80, 200):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(summary_table(line.figures.values(), width=width))
+        assert "ended" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "| ended |" in markdown and "ended with an answer" in markdown
 
 
 def test_votes_without_a_majority_are_reported(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_native_calls_are_shown_under_the_name_of_their_tool() -> None:
     parts = [{"kind": kind, "text": text, "start": 0, "end": 0} for kind, text in given]
     reasoning, call, _, other, answer = pieces_of(parts)
     assert [piece.is_unclosed for piece in (reasoning, call, other, answer)] == [False] * 4
+    assert [piece.is_folded for piece in (reasoning, call, other, answer)] == [True, False, False, False]
     assert call.text.startswith('{"name"') and other.text == '{"name": "wiki"}' and call.tool == ""
     cut_off = [{"kind": kind, "text": f"<{tag}>x", "start": 0, "end": 0} for kind, tag in MARKED]
     assert [(piece.text, piece.is_unclosed) for piece in pieces_of(cut_off)] == [("x", True)] * 2

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.environments.diagnosis.causes import CAUSES, PROBLEMS, causes_of, problems_of
+from treadle.environments.diagnosis.causes import ROLLOUT_PROBLEMS
 from treadle.environments.diagnosis.diagnosis import Diagnosis, Example, cut_end
 from treadle.environments.diagnosis.facts import Facts, marks_of
 
@@ -43,13 +43,13 @@ CASES = [
 
 @pytest.mark.parametrize(("given_facts", "words"), CASES, ids=[case[1][:30] for case in CASES])
 def test_cause_follows_from_the_rows(given_facts: Facts, words: str) -> None:
-    (problem,) = problems_of(given_facts)
-    assert problem.name == "no_answer" and words in " ".join(causes_of(problem, given_facts))
+    (problem,) = ROLLOUT_PROBLEMS.problems_of(given_facts)
+    assert problem.name == "no_answer" and words in " ".join(ROLLOUT_PROBLEMS.causes_of(problem, given_facts))
 
 
 def test_problems_need_more_than_half_or_all_of_eight() -> None:
     def names(**more: Any) -> list[str]:
-        return [one.name for one in problems_of(facts(**more))]
+        return [one.name for one in ROLLOUT_PROBLEMS.problems_of(facts(**more))]
 
     assert names(statuses={"answered": 5, "length": 5}, num_calls=1) == []
     assert names(statuses={"answered": 4, "length": 5}, num_calls=1) == ["no_answer"]
@@ -71,13 +71,18 @@ def test_every_problem_has_a_cause_in_one_line(
     made = Facts(
         statuses=statuses, marks=Counter(marks), num_read=20, dialect=dialect, is_chatml=is_chatml, tools=("python",)
     )
-    for problem in problems_of(made):
-        assert causes_of(problem, made) and all("\n" not in line for line in causes_of(problem, made))
-    assert {name for cause in CAUSES for name in cause.problems} <= {problem.name for problem in PROBLEMS}
+    for problem in ROLLOUT_PROBLEMS.problems_of(made):
+        assert ROLLOUT_PROBLEMS.causes_of(problem, made) and all(
+            "\n" not in line for line in ROLLOUT_PROBLEMS.causes_of(problem, made)
+        )
+    named = {name for cause in ROLLOUT_PROBLEMS.causes for name in cause.problems}
+    assert named <= {problem.name for problem in ROLLOUT_PROBLEMS.problems}
 
 
 def test_hostile_text_of_examples_is_one_harmless_line() -> None:
     example = Example("k", "q", "no_answer", cut_end("a\x1b[2J\n\u202eb" + "c" * 300))
-    found = Diagnosis("1/rollouts@m", "m", "a\nb", "no_answer", "x", {"no_answer": 1}, "", ("c.",), (example,))
+    found = Diagnosis(
+        "1/rollouts@m", "1/rollouts@m", "m", "a\nb", "no_answer", "x", {"no_answer": 1}, "", ("c.",), (example,)
+    )
     assert all("\n" not in line and "\x1b" not in line and "\u202e" not in line for line in found.sentences())
     assert len(example.text) == 200

@@ -122,7 +122,7 @@ def test_model_without_calls_has_no_efficiency(tmp_path: Path) -> None:
     idle = {"calls_requested": 0, "calls_executed": 0, "tools": []}
     run = evaluated_run(tmp_path, "run", {"direct": HALF, "tuned": MORE}, columns={"direct": idle})
     text = text_of(report_page([run]))
-    assert re.search(r"direct 12 50\.0 \[25\.4, 74\.6\] - ", text)
+    assert re.search(r"direct 12 50\.0 \[25\.4, 74\.6\] 100\.0 - ", text)
     assert re.search(r"efficiency 0 to 1 - 0\.", text)
     assert not re.search(r"direct → tuned world efficiency", text)
 
@@ -169,7 +169,7 @@ def test_comparisons_show_p_values_and_flipped_questions(page: bytes) -> None:
     assert "base → tuned" in text
     gained = [number for number in range(NUM_QUESTIONS) if MORE[number] and not HALF[number]]
     for number in gained:
-        assert f"what is q{number}? answer q{number} base says tuned says" in text
+        assert f"what is q{number}? answer q{number} base says {number} tuned says {number}" in text
 
 
 def test_cost_counts_priced_usage_and_reports_unpriced(page: bytes) -> None:
