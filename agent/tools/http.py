@@ -123,6 +123,11 @@ class HttpToolSettings(ToolSettings):
         return _checked_schema(value)
 
     @property
+    def keeps_state(self) -> bool:
+        """See `ToolSettings`."""
+        return False
+
+    @property
     def gives_outcome(self) -> bool:
         """See `ToolSettings`."""
         return False

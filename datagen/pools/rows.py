@@ -12,7 +12,8 @@ import orjson
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.datagen.pools.events import INITIAL, PoolEvent
 from treadle.datagen.pools.evolution import Evolution
-from treadle.datagen.pools.pool import PoolEntry, RoleUsage
+from treadle.datagen.pools.pool import PoolEntry
+from treadle.datagen.pools.role_usage import RoleUsage
 from treadle.environments.rollouts.rows import row_of, telemetry_of
 
 Usage = Mapping[str, Mapping[str, int]]

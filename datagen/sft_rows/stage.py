@@ -317,7 +317,7 @@ def _line(place: int, selected: _Selected) -> bytes:
 
 SFT_ROWS_STAGE = Stage(
     name="sft_rows",
-    version=4,
+    version=5,
     settings=SftRowsSettings,
     consumes={"pools": "pools", "rollouts": "rollouts", "scores": "scores", "questions": "questions"},
     optional=frozenset({"pools", "rollouts", "scores"}),

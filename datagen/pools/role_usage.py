@@ -1,4 +1,4 @@
-"""Track the usage of a rollout that raised an error or was cancelled, and so returned no trajectory."""
+"""Count the requests and tokens of each role, also those of a rollout that raised an error or was cancelled."""
 
 from __future__ import annotations
 
@@ -8,8 +8,32 @@ import orjson
 
 from treadle.agent.call_cache import CallCache
 from treadle.agent.contract import Observation
+from treadle.agent.trajectory import Trajectory
 from treadle.core.llm.types import Completion
-from treadle.datagen.pools.pool import RoleUsage
+
+
+@dataclass(slots=True)
+class RoleUsage:
+    """Requests and tokens that a role used."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, prompt_tokens: int, completion_tokens: int, calls: int = 1) -> None:
+        """Add the usage of a model's completions."""
+        self.calls += calls
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
+
+
+def count_rollout(usage: dict[str, RoleUsage], trajectory: Trajectory, num_calls_before: int = 0) -> None:
+    """Count the usage of a rollout for the policy and, in its own calls, for the summarizer."""
+    spent = trajectory.usage
+    usage.setdefault("policy", RoleUsage()).add(spent.prompt_tokens, spent.completion_tokens, spent.num_requests)
+    for call in trajectory.calls[num_calls_before:]:
+        if call.prompt_tokens or call.completion_tokens:
+            usage.setdefault("summarizer", RoleUsage()).add(call.prompt_tokens, call.completion_tokens)
 
 
 @dataclass(frozen=True, slots=True)
