@@ -83,7 +83,7 @@ def test_view_has_one_piece_per_part_and_gives_back_what_is_kept(
 @pytest.mark.parametrize("thinks", [False, True])
 def test_new_turns_are_written_as_the_model_writes_its_own(thinks: bool) -> None:
     call = write_call("look", '{"key": "a"}')
-    view = CallView.of(played([("Why.", "So.", [call])], "It is 1.", thinks=thinks))
+    view = CallView.of(played([("Why.", "So.", [call]), ("Then.", "Then.", [call])], "It is 1.", thinks=thinks))
     kept = view.trajectory.prefix(4 if thinks else 3, None, view.dialect)
 
     def new(text: str) -> tuple[list[str], bool]:
@@ -99,9 +99,8 @@ def test_new_turns_are_written_as_the_model_writes_its_own(thinks: bool) -> None
     answer = ["<think>\nB\n</think>\n\n", "A"] if thinks else ["B\n\nA"]
     assert new("<think>B</think><answer>A</answer>") == (answer, True)
     # A thought like the one that is replaced belongs to the new turn.
-    assert new("<think>It is 1.</think><look>q</look>")[0][0] == (
-        "<think>\nIt is 1.\n</think>\n\n" if thinks else "It is 1.\n"
-    )
+    again = "<think>\nThen.\n</think>\n\n" if thinks else "Then.\n"
+    assert new("<think>Then.</think><look>q</look>")[0][0] == again
     assert new("<think>Wait") == (["<think>\nWait"] if thinks else ["Wait"], False)
 
 
