@@ -63,6 +63,10 @@ def run_flow(
         print_plan(config, instances, root, run_id, asked.force, asked.as_json, part)
         if problem := web_problem(config):
             say(f"warning: {problem}")
+        from treadle.tasks.planning.server_facts import asked_models, server_facts
+
+        for check in server_facts(asked_models(config, part.instances)):
+            say(f"{check.name}: {check.detail}")
         return
     for line in part.lines():
         say(line)
