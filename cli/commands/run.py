@@ -51,7 +51,6 @@ def run_flow(
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.planning.flow_part import flow_part
     from treadle.tasks.planning.run_setup import open_run, with_run_defaults
-    from treadle.tasks.planning.web_checks import web_problem
     from treadle.tasks.run_instances import run_instances
 
     root = asked.root
@@ -61,12 +60,10 @@ def run_flow(
     part = flow_part(instances, root, run_id, start_from, without)
     if asked.dry_run:
         print_plan(config, instances, root, run_id, asked.force, asked.as_json, part)
-        if problem := web_problem(config):
-            say(f"warning: {problem}")
-        from treadle.tasks.planning.server_facts import asked_models, server_facts
+        from treadle.tasks.planning.dry_run import dry_run_lines
 
-        for check in server_facts(asked_models(config, part.instances)):
-            say(f"{check.name}: {check.detail}")
+        for line in dry_run_lines(config, part.instances):
+            say(line)
         return
     for line in part.lines():
         say(line)
