@@ -244,6 +244,8 @@ class Player(ScriptedServer):
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         played, sent = self._played, orjson.loads(await request.read())
         refusal = played.refuses(sent)
+        if refusal is None and sent.get("model") != self.model:
+            refusal = 404, {"error": {"message": f"The model `{sent.get('model')}` does not exist.", "code": 404}}
         if refusal is None and played.needs_reasoning and not _has_reasoning(sent):
             refusal = _openai("The `reasoning_content` in the thinking mode must be passed back to the API.")
         if refusal is None and len(orjson.dumps(sent)) > 8 * WINDOW:
