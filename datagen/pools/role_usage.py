@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import orjson
-
 from treadle.agent.call_cache import CallCache
 from treadle.agent.contract import Observation
 from treadle.agent.trajectory import Trajectory
@@ -61,10 +59,11 @@ class TrackedCache:
             value = self.cache.get(unit)
             if value is None:
                 continue
-            if "calls" in orjson.loads(value):
+            kind = unit.rpartition("/")[2].partition("-")[0]
+            if kind == "tool":
                 for call in Observation.from_json(value).calls:
                     if call.prompt_tokens or call.completion_tokens:
                         usage.setdefault("summarizer", RoleUsage()).add(call.prompt_tokens, call.completion_tokens)
-            else:
+            elif kind == "llm":  # others hold schemas of tools and the outcome
                 answer = Completion.from_json(value)
                 usage.setdefault("policy", RoleUsage()).add(answer.prompt_tokens, answer.completion_tokens)

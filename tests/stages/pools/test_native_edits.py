@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rollouts.pools_agent import importable
+from support.rollouts.pools_agent import importable, operators_of
 from support.rollouts.pools_bench import PoolsBench
 from support.servers.hosted_service import hosted
-from support.servers.scripted_server import Item, RecordedRequest, Reply
+from support.servers.scripted_server import Fault, Item, RecordedRequest, Reply
 
 from treadle.agent.chat_prompts import CONTINUE_BEGUN_MESSAGE
 from treadle.agent.continuation import split_beginning
 from treadle.agent.dialects.base import Segment
 from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import JobsPending
 from treadle.datagen.sft_rows.messages import messages_of
 from treadle.datagen.sft_rows.student import StudentEncoder
 from treadle.demo.embedded_model import embedded_tokenizer
@@ -141,3 +143,29 @@ async def test_every_operator_edits_native_calls(
         asked = [one for one in teacher.policy if one[-1]["content"] == CONTINUE_BEGUN_MESSAGE]
         assert any(rows[name]["edit_text"] in one[-2]["content"] for one in asked)
     assert [call["tool"] for call in rows["hint_tail"]["tool_calls"]] == ["look", "add"]
+
+
+async def test_edited_native_calls_resume_and_pay_no_answer_twice(tmp_path: Path) -> None:
+    bench, teacher = PoolsBench(tmp_path / "pools", [{}]), Teacher("Rome", thinks=True)
+    answered: list[str] = []
+    down = [True]
+
+    def shaky(request: RecordedRequest) -> Item:
+        messages = request.messages or []
+        if down[0] and messages[-1]["content"] == CONTINUE_BEGUN_MESSAGE:
+            return Fault.status(500)
+        if request.body.get("seed"):
+            answered.append(json.dumps([request.body["seed"], messages]))
+        return teacher(request)
+
+    tools = {name: {"type": f"native_tools:{name}"} for name in ("look", "add")}
+    asked: dict[str, Any] = {"roles": CHAT, "environment": {"tools": tools}}
+    asked["options"] = {"rounds": 1, "operators": ["self_correct", "hint_step", "hint_tail"]}
+    with importable(tmp_path, "native_tools", TOOLS):
+        async with hosted(shaky) as service:
+            with pytest.raises(JobsPending):
+                await bench.make(service.url, **asked)
+            down[0] = False
+            record = await bench.make(service.url, **asked)
+    assert operators_of(bench.rows(record)) == ["initial", "self_correct", "hint_step", "hint_tail"]
+    assert len(answered) == len(set(answered)), "an answer that was recorded is not asked for again"
