@@ -12,6 +12,8 @@ from support.rollouts.pools_agent import importable, operators_of
 from support.rollouts.pools_bench import PoolsBench
 from support.servers.hosted_service import hosted
 from support.servers.scripted_server import Fault, Item, RecordedRequest, Reply
+from support.tables.pool_tables import make_rows
+from support.tables.score_tables import question
 
 from treadle.agent.chat_prompts import CONTINUE_BEGUN_MESSAGE
 from treadle.agent.continuation import split_beginning
@@ -20,6 +22,7 @@ from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import JobsPending
 from treadle.datagen.sft_rows.messages import messages_of
+from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.datagen.sft_rows.student import StudentEncoder
 from treadle.demo.embedded_model import embedded_tokenizer
 
@@ -125,6 +128,14 @@ async def test_every_operator_edits_native_calls(
         student = dialect.bound(tokenizer, is_chat=False)
         assert StudentEncoder(tokenizer).turns(messages, student).ids
         assert row["correct"] is (name != "initial" or answer == "Paris")
+    chosen = SftRowsOptions(tokenizer=tokenizer.folder)
+    stored = list(bench.run.rows(record.outputs["pools"]).rows())
+    settings = {"tokenizer": tokenizer.folder, "tokenizer_digest": tokenizer.digest}
+    given = {"environment": bench.instance("http://localhost:1/v1", environment={"tools": tools}).settings.environment}
+    encoded = make_rows(tmp_path / "rows", [question("q00", ["Paris"])], stored, chosen, **settings, **given)
+    right = [row["rollout_key"] for row in stored if row["correct"]]
+    assert sorted(row["rollout_key"] for row in encoded.rows) == sorted(right)
+    assert all(row["num_tokens"] == len(row["input_ids"]) > 0 for row in encoded.rows)
     initial = rows["initial"]["segments"]
     if answer == "Paris":
         assert [call["tool"] for call in rows["redundant_mod"]["tool_calls"]] == ["look"]
