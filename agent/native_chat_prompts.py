@@ -58,6 +58,7 @@ class FunctionChatPrompts(ChatPrompts):
         self._add_tools(tools)
         self._messages: list[dict[str, Any]] = [dict(message) for message in messages]
         self._open_calls: dict[str, str] = {}
+        self._used_ids: set[str] = set()
         self._add_prefix(transcript.segments())
 
     def _add_prefix(self, segments: Sequence[Segment]) -> None:
@@ -137,9 +138,10 @@ class FunctionChatPrompts(ChatPrompts):
             return
         turn = len(self._messages)
         given = [call.id for call in calls]
-        is_usable = all(given) and len(set(given)) == len(given)
+        is_usable = all(given) and len(set(given)) == len(given) and self._used_ids.isdisjoint(given)
         # Nine letters and digits: templates of Mistral refuse other ids.
         ids = given if is_usable else [f"call{turn:03d}{number:02d}" for number in range(len(calls))]
+        self._used_ids.update(ids)
         self._open_calls = dict(zip(_call_suffixes(calls), ids, strict=True))
         sent = [
             {
