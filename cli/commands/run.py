@@ -113,7 +113,11 @@ def stage(asked: WorkOptions, address: str, run_id: str, retry: tuple[str, ...])
     config = with_run_defaults(config, root, run_id, ask=not asked.dry_run)
     wanted = instance(config, Address.parse(address))
     if asked.dry_run:
+        from treadle.tasks.planning.dry_run import dry_run_lines
+
         print_plan(config, [wanted], root, run_id, force, asked.as_json, by_name=True)
+        for line in dry_run_lines(config, [wanted]):
+            say(line)
         return
     opened = open_run(root, run_id, config, asked.configs)
     view = ProgressView(quiet=asked.as_json)
