@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.model_servers.played_servers import SERVERS, Player
 from support.rollouts.pools_agent import importable, operators_of
 from support.rollouts.pools_bench import PoolsBench
 from support.servers.hosted_service import hosted
 from support.servers.scripted_server import Fault, Item, RecordedRequest, Reply
+from support.tables.given_questions import TOKENIZER
 from support.tables.pool_tables import make_rows
 from support.tables.score_tables import question
 
@@ -180,3 +182,19 @@ async def test_edited_native_calls_resume_and_pay_no_answer_twice(tmp_path: Path
             record = await bench.make(service.url, **asked)
     assert operators_of(bench.rows(record)) == ["initial", "self_correct", "hint_step", "hint_tail"]
     assert len(answered) == len(set(answered)), "an answer that was recorded is not asked for again"
+
+
+@pytest.mark.parametrize("name", ["DeepSeek, thinking", "Mistral"])
+async def test_services_that_refuse_wrong_conversations_take_edited_ones(tmp_path: Path, name: str) -> None:
+    (played,) = [one for one in SERVERS if one.name == name]
+    bench, teacher = PoolsBench(tmp_path / "pools", [{}]), Teacher("Rome", thinks=False)
+    tools = {name: {"type": f"native_tools:{name}"} for name in ("look", "add")}
+    with importable(tmp_path, "native_tools", TOOLS):
+        async with Player(played, teacher, TOKENIZER) as service:
+            options = {"rounds": 1, "operators": EDITING[2:]}
+            sampling = {"temperature": 1.0, "repetition_penalty": 1.0, "max_tokens": 512}
+            roles = {role: {**settings, "sampling": sampling} for role, settings in CHAT.items()}
+            record = await bench.make(service.url, roles=roles, environment={"tools": tools}, options=options)
+    assert operators_of(bench.rows(record)) == ["initial", *EDITING[2:]]
+    for messages in teacher.policy:
+        check_conversation(messages)
