@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from treadle.agent.contract import CallRecord
-from treadle.agent.dialects.base import REASONING, Dialect, Segment
+from treadle.agent.dialects.base import REASONING, TEXT, Dialect, Segment
 from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.prefix import Prefix
 from treadle.agent.token_ids import Codec
@@ -83,8 +83,8 @@ def with_visible_thoughts(trajectory: Trajectory, dialect: Dialect) -> Trajector
 def visible_thoughts(segments: Sequence[Segment], dialect: Dialect) -> Sequence[Segment]:
     """Return segments in which reasoning that a service returned outside the text is a thought, if tags have thoughts.
 
-    A turn that has a thought of its own loses such reasoning: the model wrote the thought to be read. Only for segments
-    without token ids.
+    If a turn begins with a thought of its own, it follows the reasoning in the same thought, since a format with one
+    thought before each call has no place for two. Only for segments without token ids.
     """
     has_thoughts = isinstance(dialect, TagDialect) and _THINK in dialect.by_name and REASONING not in dialect.by_name
     if not has_thoughts or all(segment.kind != REASONING for segment in segments):
@@ -107,7 +107,13 @@ def _with_thought(span: Sequence[Segment], dialect: TagDialect) -> list[Segment]
     said = [segment for segment in span if segment.kind != REASONING]
     reasoning = "\n\n".join(segment.text.strip() for segment in span if segment.kind == REASONING)
     thought = dialect.markers.sub("", reasoning).strip()
-    if not thought or any(segment.kind == _THINK for segment in said):
+    if not thought:
         return said
     think = dialect.by_name[_THINK]
-    return [Segment(_THINK, f"{think.opening}{thought}{think.closing}", 0, 0), *said]
+    place = next((place for place, segment in enumerate(said) if segment.kind != TEXT or segment.text.strip()), -1)
+    if place < 0 or said[place].kind != _THINK:
+        return [Segment(_THINK, f"{think.opening}{thought}{think.closing}", 0, 0), *said]
+    own = said[place].text.removeprefix(think.opening)
+    if own.removesuffix(think.closing).strip() == thought:
+        return said  # some servers repeat it in the text
+    return [*said[:place], Segment(_THINK, f"{think.opening}{thought}\n\n{own.lstrip()}", 0, 0), *said[place + 1 :]]

@@ -17,7 +17,6 @@ import orjson
 
 from treadle.agent.cached_units import OUTCOME_UNIT, answer_unit, call_unit
 from treadle.agent.call_cache import CallCache
-from treadle.agent.chat_prompts import make_prompt_strategy
 from treadle.agent.contract import (
     Episode,
     EpisodeOptions,
@@ -29,6 +28,7 @@ from treadle.agent.contract import (
     TurnEnd,
 )
 from treadle.agent.model_types import ModelBinding
+from treadle.agent.native_chat_prompts import make_prompt_strategy
 from treadle.agent.prefix import Prefix
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.trajectory import TRUNCATED_STATUSES, Sample, Trajectory, Usage
@@ -158,7 +158,7 @@ class Rollout:
         try:
             if self._pending:
                 self._pending = False
-                self._status = await self._react("stop")
+                self._status = await self._react("end_of_turn" if self._engine.dialect.ends_every_turn else "stop")
             elif self._turn >= self._engine.limits.max_turns:
                 self._status = "max_turns"
             else:

@@ -34,8 +34,13 @@ def traits_of(settings: EnvironmentSettings) -> Traits:
     return environment_type(settings).traits(settings)
 
 
-def episode_name(settings: EnvironmentSettings) -> str:
-    """Return what an episode of an environment is called in messages about what it cannot do."""
+def episode_name(settings: EnvironmentSettings, *, keeps_state: bool = False) -> str:
+    """Return what an episode of an environment is called in messages about what it cannot do.
+
+    `keeps_state` says that it cannot because of the state of its tools.
+    """
+    if settings.type == DEFAULT_TYPE and keeps_state:
+        return "a rollout with tools that keep state (environment.tools)"
     if settings.type == DEFAULT_TYPE:
         return "a rollout with native tool calls (environment.tools, or dialect = functions)"
     return f"an episode of {settings.type}"

@@ -24,6 +24,7 @@ class Traits:
     Attributes:
         resume: How an interrupted episode resumes.
         forks: Whether another episode may continue from a prefix: branching, and operators that edit.
+        forks_messages: Whether it may if the policy is asked with messages: operators that edit native calls.
         has_answers: Whether tasks have gold answers that the rules of `scores` compare with; otherwise the environment
             says how good a rollout is.
         brings_tasks: Whether the type has tasks of its own.
@@ -34,6 +35,7 @@ class Traits:
 
     resume: Resume = "reenact"
     forks: bool = False
+    forks_messages: bool = False
     has_answers: bool = False
     brings_tasks: bool = False
     writes_messages: bool = True

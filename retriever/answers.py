@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from yarl import URL
 
-from treadle.core.llm.wire import Failure, excerpt
+from treadle.core.llm.failures import Failure, excerpt
 from treadle.core.untrusted.json_text import load_json
 from treadle.retriever.corpus import Document
 

@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 from treadle.core.errors import ConfigError, ToolError
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.config import EndpointSettings
-from treadle.core.llm.wire import Failure, excerpt, parse_retry_after
+from treadle.core.llm.failures import Failure, excerpt, parse_retry_after
 from treadle.core.untrusted.json_text import load_json
 from treadle.core.untrusted.sanitize import one_line
 from treadle.retriever.answers import parse_documents, search_api_of

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlencode
 
 import orjson
 
-from treadle.core.llm.wire import Failure, excerpt, parse_retry_after
+from treadle.core.llm.failures import Failure, excerpt, parse_retry_after
 from treadle.core.untrusted.json_text import load_json
 from treadle.web.config import ProviderSettings
 from treadle.web.pages.passages import clean_line

@@ -16,7 +16,7 @@ from yarl import URL
 
 from treadle.core.errors import ToolError
 from treadle.core.llm.client import MIN_SECRET_CHARS, HttpClient
-from treadle.core.llm.wire import Failure
+from treadle.core.llm.failures import Failure
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.config import ProviderSettings
 from treadle.web.key_ring import Key, KeyRing

@@ -206,3 +206,13 @@ class FunctionsDialect(Dialect):
 def _append(segments: list[Segment], kind: str, text: str, start: int, end: int) -> None:
     if end > start:
         segments.append(Segment(kind, text[start:end], start, end))
+
+
+def opens_thought(text: str) -> bool:
+    """Return whether a text begins a thought and does not end it."""
+    return text.lstrip().startswith(_THINK) and _THINK_END not in text
+
+
+def bare_reasoning(text: str) -> str:
+    """Return reasoning without its markers; templates may open it in the prompt."""
+    return text.strip().removeprefix(_THINK).removesuffix(_THINK_END).strip()

@@ -46,6 +46,11 @@ class ClassSettings(UserToolSettings):
         return int(getattr(self.user_class, "version", 1))
 
     @property
+    def keeps_state(self) -> bool:
+        """See `ToolSettings`."""
+        return getattr(self.user_class, "resume", "reenact") != "stateless"
+
+    @property
     def gives_outcome(self) -> bool:
         """See `ToolSettings`."""
         return hasattr(self.user_class, "outcome")

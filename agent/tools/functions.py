@@ -36,6 +36,11 @@ class FunctionSettings(UserToolSettings):
         return 1 if mark is None else mark.version
 
     @property
+    def keeps_state(self) -> bool:
+        """See `ToolSettings`."""
+        return False
+
+    @property
     def gives_outcome(self) -> bool:
         """See `ToolSettings`."""
         return False

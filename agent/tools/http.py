@@ -27,7 +27,7 @@ from treadle.core.config import Operational, config_folders
 from treadle.core.errors import ConfigError, ToolError
 from treadle.core.llm.client import MIN_SECRET_CHARS, AnswerTooLarge, HttpClient, key_of, without_key
 from treadle.core.llm.config import EndpointSettings
-from treadle.core.llm.wire import Failure, excerpt, parse_retry_after
+from treadle.core.llm.failures import Failure, excerpt, parse_retry_after
 from treadle.core.work_clock import work_clock
 
 if TYPE_CHECKING:
@@ -121,6 +121,11 @@ class HttpToolSettings(ToolSettings):
     @classmethod
     def _check_parameters(cls, value: dict[str, Any]) -> dict[str, Any]:
         return _checked_schema(value)
+
+    @property
+    def keeps_state(self) -> bool:
+        """See `ToolSettings`."""
+        return False
 
     @property
     def gives_outcome(self) -> bool:

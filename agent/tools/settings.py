@@ -47,6 +47,11 @@ class ToolSettings(Entry):
         """Whether its sources may tell how an episode went."""
         return True
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether its calls may depend on earlier ones of the episode, so that no episode continues from a prefix."""
+        return True
+
     def with_interpreter(self, interpreter: Path) -> Self:
         """Return the settings with another Python for programs, unless one is set; engines have other packages."""
         return self

@@ -10,15 +10,40 @@ from treadle.cli.options import json_option, root_option, say
 from treadle.core.untrusted.sanitize import sanitize, sanitized_json
 
 
-@click.command(short_help="Check this machine.", epilog="Example:  treadle doctor --json")
+@click.command(short_help="Check this machine, and model servers.", epilog="Example:  treadle doctor --config run.toml")
+@click.option("configs", "--config", multiple=True, type=click.Path(path_type=Path), help="Also ask its model servers.")
+@click.option("--endpoint", metavar="URL", help="Also ask this server, such as http://localhost:8000/v1.")
+@click.option("--model", metavar="NAME", help="Model of --endpoint.")
+@click.option("--api-key-env", metavar="NAME", help="Environment variable with the key of --endpoint.")
 @root_option
 @json_option
-def doctor(root: str | Path, as_json: bool) -> None:
-    """Check this machine: what works, what does not, and how to fix it."""
+def doctor(
+    root: str | Path,
+    as_json: bool,
+    configs: tuple[Path, ...],
+    endpoint: str | None,
+    model: str | None,
+    api_key_env: str | None,
+) -> None:
+    """Check this machine: what works, what does not, and how to fix it.
+
+    With --config or --endpoint, also say what the model servers lack and what follows: one line per fact.
+    """
     from treadle.core.errors import EngineError
     from treadle.tasks.doctor import run_checks
 
+    if (endpoint is None) != (model is None):
+        raise click.UsageError("--endpoint and --model go together")
     checks = run_checks(root)
+    if configs or endpoint is not None:
+        from treadle.core.config import load_config
+        from treadle.tasks.config import TreadleConfig
+        from treadle.tasks.planning.server_facts import asked_models, endpoint_facts, server_facts
+
+        if configs:
+            checks += server_facts(asked_models(load_config(TreadleConfig, configs)))
+        if endpoint is not None and model is not None:
+            checks += endpoint_facts(endpoint, model, api_key_env)
     if as_json:
         click.echo(sanitized_json(checks))
     else:

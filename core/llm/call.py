@@ -1,19 +1,31 @@
-"""State of one request on its way through the pool: its content, its attempts and its hedges."""
+"""One request on its way through the pool: its content for the model's servers, its attempts and its hedges."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 
-from treadle.core.llm.checks import PromptFacts, checked
+from treadle.core.chat import ChatTokenizer
+from treadle.core.llm.checks import PromptFacts, checked, prompt_facts
+from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint
-from treadle.core.llm.hosted import WHOLE_TOP_P, leave_out_whole_top_p
+from treadle.core.llm.failures import Failure
+from treadle.core.llm.hosted import (
+    MAX_STOPS,
+    SYSTEM,
+    WHOLE_TOP_P,
+    fold_system,
+    leave_out_whole_top_p,
+    refused_keys,
+    refuses_system,
+)
 from treadle.core.llm.stops import KEPT, lacks_stop
-from treadle.core.llm.types import Completion
-from treadle.core.llm.wire import Answer, Failure, parse_chat, parse_completion
+from treadle.core.llm.types import Completion, CompletionRequest, ServerFacts
+from treadle.core.llm.wire import Answer, chat_body, completion_body, parse_chat, parse_completion
 from treadle.core.work_clock import TimeLimit, WorkClock, work_clock
 
 ATTEMPTS_PER_ENDPOINT = 2
@@ -81,17 +93,21 @@ class PoolCall:
             per_endpoint=avoid,
         )
 
-    def drop_whole_top_p(self) -> bool:
-        """Remove a `top_p` of 1, which the server refuses, from the body; return whether it had one.
+    def adapt(self, status: int, data: bytes) -> str | None:
+        """Change the body so that a refusal no longer applies; return the refused key, None if that is not possible.
 
-        The preflight of the chat route asks with another value.
+        These are refusals that the preflight does not see: it asks with other values, and without a system message.
         """
+        refused = [WHOLE_TOP_P] if WHOLE_TOP_P in refused_keys(status, data) else []
+        refused += [SYSTEM] if self.route == "chat" and refuses_system(status, data) else []
+        if not refused:
+            return None
         body = orjson.loads(self.body)
-        if body.get("top_p") != 1.0:
-            return False
-        leave_out_whole_top_p(body, (WHOLE_TOP_P,))
+        before = orjson.dumps(body)
+        leave_out_whole_top_p(body, refused)
+        fold_system(body, refused)
         self.body = orjson.dumps(body)
-        return True
+        return refused[0] if self.body != before else None
 
     def read(self, data: bytes) -> Answer:
         """Parse the body of a reply and check the answer; raise Failure if it is unusable."""
@@ -140,3 +156,48 @@ class PoolCall:
             return False
         styles = asked.stop_styles
         return lacks_stop(answer, asked.stops, KEPT if styles is None else styles.get(endpoint.url, KEPT))
+
+
+def completion_call(
+    settings: ModelSettings,
+    facts: ServerFacts | None,
+    vocabulary: ChatTokenizer | None,
+    request: CompletionRequest,
+    want_ids: bool,
+    session: str,
+    deadline: float,
+) -> PoolCall:
+    """Return the call for a completion, as the model's servers take it; `facts` are those of the preflight, if any."""
+    refused, styles = (facts.refused_keys, facts.stops) if facts is not None else ((), None)
+    body = completion_body(settings.model, request, want_ids, extra=settings.extra_body, refused=refused)
+    asked = prompt_facts(settings.model, request.prompt, request.max_tokens, request.stop, vocabulary, styles)
+    return PoolCall("completions", body, session, deadline, asked)
+
+
+def chat_call(
+    settings: ModelSettings,
+    facts: ServerFacts | None,
+    messages: Sequence[Mapping[str, Any]],
+    sampling: Sampling,
+    seed: int,
+    session: str,
+    deadline: float,
+    *,
+    stop: Sequence[str] = (),
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> PoolCall:
+    """Return the call for an answer to messages, like `completion_call`; `tools` are as OpenAI takes them."""
+    chat_only = settings.api == "chat"
+    refused, styles = (facts.refused_keys, facts.stops) if facts is not None else ((), None)
+    extra = settings.extra_body
+    body = chat_body(
+        settings.model, messages, sampling, seed, stop, tools=tools, chat_only=chat_only, refused=refused, extra=extra
+    )
+    if tools or any("tool_calls" in message for message in messages):
+        num_bytes = len(body)
+    else:
+        num_bytes = sum(len((message["content"] or "").encode("utf-8", "replace")) for message in messages)
+    # Stop strings that are not sent cannot end the answer.
+    sent = tuple(stop) if not chat_only else () if "stop" in refused else tuple(stop[:MAX_STOPS])
+    asked = PromptFacts(settings.model, sampling.max_tokens, sent, num_bytes=num_bytes, stop_styles=styles)
+    return PoolCall("chat", body, session, deadline, asked)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treadle.core.chat import ChatTokenizer
-from treadle.core.llm.wire import Answer, Failure, malformed
+from treadle.core.llm.failures import Failure, malformed
+from treadle.core.llm.wire import Answer
 
 SLACK_TOKENS = 16
 """Tokens by which honest counts may differ: BOS and EOS, and a stop string that is counted or not."""

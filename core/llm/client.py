@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import resource
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from yarl import URL
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.llm.extras import NO_HEADERS, RequestHeaders, secrets_of
-from treadle.core.llm.wire import Failure, excerpt
+from treadle.core.llm.failures import Failure, excerpt
 
 if TYPE_CHECKING:
     import aiohttp
@@ -81,12 +82,16 @@ class AnswerTooLarge(Failure):
 class HttpClient:
     """HTTP session; create it in a running event loop and close it with `close`."""
 
-    def __init__(self, connect_timeout_s: float, max_response_bytes: int) -> None:
-        """Set up; the limits are the seconds to open a connection, and the bytes of a response."""
+    def __init__(self, connect_timeout_s: float, max_response_bytes: int, *, unpacks: bool = False) -> None:
+        """Set up; the limits are the seconds to open a connection, and the bytes of a response.
+
+        `unpacks` says that compressed bodies are decompressed, although none are asked for.
+        """
         import aiohttp
 
         raise_open_file_limit()
         self._limit = max_response_bytes
+        self._unpacks = unpacks
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=300)
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -146,7 +151,7 @@ class HttpClient:
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         length = response.content_length
         if length is not None and length <= self._limit:
-            return await response.read()
+            return self._unpacked(await response.read(), response.headers.get("Content-Encoding", ""))
         parts: list[bytes] = []
         size = 0
         # Without a length, or with one beyond the limit, stop reading as soon as the limit is passed.
@@ -156,7 +161,31 @@ class HttpClient:
                 response.close()
                 raise AnswerTooLarge(self._limit)
             parts.append(part)
-        return b"".join(parts)
+        return self._unpacked(b"".join(parts), response.headers.get("Content-Encoding", ""))
+
+    def _unpacked(self, data: bytes, encoding: str) -> bytes:
+        """Return a body without compression, which some proxies apply although it is not accepted."""
+        if not self._unpacks or encoding.lower() not in ("gzip", "x-gzip", "deflate"):
+            return data
+        try:
+            unpacked, fits = _inflated(data, self._limit)
+        except zlib.error:
+            raise Failure("malformed", f"the answer's body is not {excerpt(encoding.encode())}") from None
+        if not fits:
+            raise AnswerTooLarge(self._limit)
+        return unpacked
+
+
+def _inflated(data: bytes, limit: int) -> tuple[bytes, bool]:
+    """Return data that was compressed by gzip or zlib, and whether that is all and at most `limit` bytes.
+
+    Raises zlib.error for other data.
+    """
+    reader = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    unpacked = reader.decompress(data, limit + 1)
+    if len(unpacked) <= limit and not reader.eof:
+        raise zlib.error("the data ends early")
+    return unpacked, len(unpacked) <= limit
 
 
 def without_key(data: bytes, key: str) -> bytes:

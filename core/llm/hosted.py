@@ -21,6 +21,14 @@ MAX_STOPS = 4
 WHOLE_TOP_P = "top_p = 1"
 """Refusal of the value 1 alone (TGI): such a `top_p` is left out, which means the same there."""
 _WHOLE_TOP_P = re.compile(r"\btop_p\b\W+must be\b[^.]*> 0\.0 and < 1\.0")
+SYSTEM = "system messages"
+"""Refusal of the role `system`: such messages stand before the text of the first user message instead."""
+_NO_SYSTEM = re.compile(
+    # Gemma's template in vLLM and llama.cpp; OpenAI's o1-mini; Gemma at Google.
+    r"\bsystem role (?:is )?not supported|\bdoes not support 'system'|\bdeveloper instruction is not enabled"
+    r"|\bsystem (?:messages?|prompts?|instructions?) (?:is|are) not (?:supported|enabled|allowed)",
+    re.IGNORECASE,
+)
 _NEEDS_REASONING = re.compile(r"reasoning_content\b.{0,80}\b(?:must be passed back|is (?:missing|required))", re.DOTALL)
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling keys that OpenAI's API lacks, and the values that change nothing."""
@@ -33,6 +41,7 @@ _REFUSAL = re.compile(
 )
 _KEYS = frozenset({"model", "messages", "tools", "max_completion_tokens", *_REFUSABLE, *_NEUTRAL})
 """All keys that a request may have."""
+_READ_BYTES = 64 << 10
 _MARKS = re.compile(r"""[{}]|["']messages\\*["']\s*:\s*\[\s*(?=\{)""")
 """Braces of objects, and the key `messages`, which only a request has."""
 
@@ -62,6 +71,22 @@ def leave_out_whole_top_p(body: dict[str, Any], refused: Collection[str]) -> Non
     """Remove a `top_p` of 1 from a request's body if the server takes every value but that."""
     if WHOLE_TOP_P in refused and body.get("top_p") == 1.0:
         del body["top_p"]
+
+
+def fold_system(body: dict[str, Any], refused: Collection[str]) -> None:
+    """Move the text of a request's leading system messages into the user message after them, if `SYSTEM` is refused."""
+    messages = body.get("messages", [])
+    number = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
+    if SYSTEM not in refused or not 0 < number < len(messages) or messages[number]["role"] != "user":
+        return
+    text = "\n\n".join(str(one["content"]) for one in messages[: number + 1])
+    body["messages"] = [{**messages[number], "content": text}, *messages[number + 1 :]]
+
+
+def refuses_system(status: int, data: bytes) -> bool:
+    """Return whether an error reply refuses the role `system`."""
+    said = data[:_READ_BYTES].decode("utf-8", "replace")
+    return status in (400, 422, 500) and _NO_SYSTEM.search(_without_requests(said)) is not None
 
 
 def refused_keys(status: int, data: bytes) -> tuple[str, ...]:

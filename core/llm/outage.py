@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from treadle.core.llm.config import ModelSettings
 from treadle.core.llm.endpoint import Endpoint, Health
-from treadle.core.llm.wire import Failure
+from treadle.core.llm.failures import Failure
 from treadle.core.untrusted.sanitize import one_line
 
 _log = logging.getLogger(__name__)

@@ -7,34 +7,30 @@ The rules are in `docs/behaviour/llm.md`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
-from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, PoolCall
-from treadle.core.llm.checks import PromptFacts, checked_refusal, prompt_facts
+from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, PoolCall, chat_call, completion_call
+from treadle.core.llm.checks import checked_refusal
 from treadle.core.llm.client import HttpClient, request_headers
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint, Health
+from treadle.core.llm.failures import FINAL_KINDS, Failure, failure_of
 from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
-from treadle.core.llm.hosted import MAX_STOPS, WHOLE_TOP_P, refused_keys
 from treadle.core.llm.outage import Outages
 from treadle.core.llm.preflight import inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
-from treadle.core.llm.wire import (
-    FINAL_KINDS,
-    Answer,
-    Failure,
-    chat_body,
-    completion_body,
-    failure_of,
-)
+from treadle.core.llm.wire import Answer
 from treadle.core.work_clock import TimeLimit
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 Sleep = Callable[[float], Awaitable[object]]
 _UNRESPONSIVE = "it does not respond, not even to GET /models"
 
@@ -72,7 +68,7 @@ class ModelPool:
             raise ConfigError(f"models.{self.name} has no endpoints; give their URLs, or a server to start")
         for item in self.settings.endpoints:
             self._endpoints.append(self._new_endpoint(item))
-        self._http = HttpClient(self.settings.connect_timeout_s, self.settings.max_response_bytes)
+        self._http = HttpClient(self.settings.connect_timeout_s, self.settings.max_response_bytes, unpacks=True)
         watch = self._hedges.watch(self._note_late, self._hedge)
         self._watch = asyncio.get_running_loop().create_task(watch)
         return self
@@ -131,11 +127,9 @@ class ModelPool:
             ModelError: The server refuses the request or gives an unusable answer.
         """
         want_ids = self.settings.token_ids != "off" and isinstance(request.prompt, list)
-        model, styles = self.settings.model, self.facts.stops if self.facts is not None else None
-        body = completion_body(model, request, want_ids, extra=self.settings.extra_body, refused=self._refused_keys)
-        asked = prompt_facts(model, request.prompt, request.max_tokens, request.stop, self._vocabulary, styles)
+        call = completion_call(self.settings, self.facts, self._vocabulary, request, want_ids, session, deadline)
         del request  # The body holds everything; free the prompt while the call waits.
-        completion = await self._call(PoolCall("completions", body, session, deadline, asked))
+        completion = await self._call(call)
         is_promised = self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
         if want_ids and completion.token_ids is None and is_promised:
             raise ModelError(
@@ -159,32 +153,14 @@ class ModelPool:
 
         `tools` are tools as OpenAI's API takes them.
         """
-        chat_only = self.settings.api == "chat"
-        refused = self._refused_keys
-        body = chat_body(
-            self.settings.model,
-            messages,
-            sampling,
-            seed,
-            stop,
-            tools=tools,
-            chat_only=chat_only,
-            refused=refused,
-            extra=self.settings.extra_body,
-        )
-        if tools or any("tool_calls" in message for message in messages):
-            num_bytes = len(body)
-        else:
-            num_bytes = sum(len((message["content"] or "").encode("utf-8", "replace")) for message in messages)
-        # Stop strings that are not sent cannot end the answer.
-        sent = tuple(stop) if not chat_only else () if "stop" in refused else tuple(stop[:MAX_STOPS])
-        styles = self.facts.stops if self.facts is not None else None
-        asked = PromptFacts(self.settings.model, sampling.max_tokens, sent, num_bytes=num_bytes, stop_styles=styles)
-        return await self._call(PoolCall("chat", body, session, deadline, asked))
+        call = chat_call(self.settings, self.facts, messages, sampling, seed, session, deadline, stop=stop, tools=tools)
+        return await self._call(call)
 
-    @property
-    def _refused_keys(self) -> tuple[str, ...]:
-        return self.facts.refused_keys if self.facts is not None else ()
+    def _learn(self, refused: str) -> None:
+        """Leave a refused key out of later requests."""
+        if self.facts is not None and refused not in self.facts.refused_keys:
+            self.facts = replace(self.facts, refused_keys=(*self.facts.refused_keys, refused))
+            _log.info("models.%s refuses %s: requests are sent without", self.name, refused)
 
     def states(self) -> dict[str, str]:
         """Return the state of each URL: `healthy`, `trial` (just back) or `down`."""
@@ -280,7 +256,8 @@ class ModelPool:
             call.limit = None  # The limit refers to the call: a cycle would keep both until the next collection.
         endpoint.heartbeat.heard()
         if status != 200:
-            if WHOLE_TOP_P in refused_keys(status, data) and call.drop_whole_top_p():
+            if (refused := call.adapt(status, data)) is not None:
+                self._learn(refused)
                 return await self._send(endpoint, call)
             raise self._refusal(endpoint, failure_of(status, headers, data), status, call)
         answer = call.read(data)

@@ -14,19 +14,11 @@ from treadle.core.errors import ConfigError, EndpointUnavailable
 from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint
+from treadle.core.llm.failures import Failure, excerpt, failure_of
 from treadle.core.llm.hosted import FIXED_VALUES, WHOLE_TOP_P, needs_reasoning, refused_keys
 from treadle.core.llm.stops import DROPPED, IGNORED, UNKNOWN, stop_within, style_of
 from treadle.core.llm.types import CompletionRequest, ServerFacts
-from treadle.core.llm.wire import (
-    Answer,
-    Failure,
-    chat_body,
-    completion_body,
-    excerpt,
-    failure_of,
-    parse_chat,
-    parse_probe,
-)
+from treadle.core.llm.wire import Answer, chat_body, completion_body, parse_chat, parse_probe
 from treadle.core.untrusted.json_text import load_json
 
 PROBE_IDS = [0]

@@ -1,4 +1,4 @@
-"""Build requests for the OpenAI-compatible API, parse answers, and classify failures.
+"""Build requests for the OpenAI-compatible API, and parse answers.
 
 Pure functions over bytes; nothing here waits. Replies are untrusted: every one results in an `Answer` or a `Failure`,
 never in another exception.
@@ -16,42 +16,13 @@ from typing import Any
 import orjson
 
 from treadle.core.llm.config import Sampling
-from treadle.core.llm.hosted import fit, leave_out_whole_top_p
+from treadle.core.llm.failures import Failure, error_message, excerpt, excerpt_of, failure_of, malformed
+from treadle.core.llm.hosted import fit, fold_system, leave_out_whole_top_p
 from treadle.core.llm.types import CompletionRequest, ToolCall
 from treadle.core.untrusted.json_text import load_json
 
-_CONTEXT_WORDS = re.compile(
-    r"context[ _](?:length|size|window)|maximum model length|max_model_len|maximum sequence length"
-    r"|longer than the (?:model|maximum)|prompt is too long|exceed_context|or model output limit was reached"
-    # TGI, Gemini, Bedrock and DashScope.
-    r"|`inputs` must have less than \d+ tokens|`inputs` tokens \+ `max_new_tokens` must be"
-    r"|exceeds the maximum number of tokens allowed|input is too long for requested model"
-    r"|range of input length should be",
-    re.IGNORECASE,
-)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_MESSAGE_LIMIT = 300
 _LARGEST_ID = 2**31 - 1
-
-
-class Failure(Exception):
-    """Failed attempt of a request.
-
-    `kind` is `connect`, `reset`, `timeout`, `silence` (of the whole server), `server`, `malformed` or `rate_limit` (all
-    retried), or `context` or `refused` (final). `retry_after_s` is the pause that the server asked for. `oddity` is the
-    kind of a malformed answer: a key of `treadle.core.llm.oddities.ODDITIES`.
-    """
-
-    def __init__(
-        self, kind: str, message: str, retry_after_s: float | None = None, *, oddity: str = "unusable"
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.retry_after_s = retry_after_s
-        self.oddity = oddity
-
-
-FINAL_KINDS = frozenset({"context", "refused"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +60,21 @@ _FINISH = {
     "length": "length",
     "max_tokens": "length",
     "max_length": "length",
+    "model_length": "length",
+    "model_context_window_exceeded": "length",
     "content_filter": "content_filter",
+    "refusal": "content_filter",
+    "safety": "content_filter",
+    "recitation": "content_filter",
+    "prohibited_content": "content_filter",
     "tool_calls": "stop",
     "function_call": "stop",
     "tool_use": "stop",
 }
-"""Finish reason of a server -> finish reason of an `Answer`."""
+"""Finish reason of a server, in lower case -> finish reason of an `Answer`. Gateways pass on those of Anthropic, Gemini
+and Mistral."""
 _OWN_END = frozenset({"eos_token", "eos", "end_turn", "tool_calls", "function_call", "tool_use"})
-_GAVE_UP = (None, "abort", "error")
+_GAVE_UP = (None, "abort", "error", "cancelled", "insufficient_system_resource")
 
 
 _NOTHING: Mapping[str, Any] = {}
@@ -155,6 +133,7 @@ def chat_body(
         fit(body, refused)
     else:
         leave_out_whole_top_p(body, refused)
+    fold_system(body, refused)
     body.update(extra)
     return _dump(body)
 
@@ -204,8 +183,9 @@ def parse_chat(data: bytes) -> Answer:
     if not isinstance(message, dict):
         return _answer(reply, choice, None, data)
     calls = _tool_calls(message)
-    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-    content = message.get("content", "" if calls or "tool_calls" in message or reasoning else _MISSING)
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or _detailed_reasoning(message)
+    is_cut = choice.get("finish_reason") in _CUT
+    content = message.get("content", "" if calls or "tool_calls" in message or reasoning or is_cut else _MISSING)
     if isinstance(content, list):
         content, thoughts = _texts_of(content)
         reasoning = reasoning or thoughts
@@ -222,15 +202,32 @@ def parse_chat(data: bytes) -> Answer:
 
 
 _MISSING = object()
+_CUT = ("length", "max_tokens", "MAX_TOKENS", "content_filter", "SAFETY")
+"""Finish reasons next to which Gemini leaves the content out."""
+
+
+def _detailed_reasoning(message: Mapping[str, Any]) -> str:
+    """Return the reasoning in `reasoning_details` (OpenRouter); encrypted parts have none."""
+    details = message.get("reasoning_details")
+    parts = [part for part in details if isinstance(part, dict)] if isinstance(details, list) else []
+    texts = [part.get("text") or part.get("summary") for part in parts]
+    return "".join([text for text in texts if isinstance(text, str)])
 
 
 def _texts_of(parts: list[Any]) -> tuple[str, str]:
-    """Return text and reasoning of content in parts (Mistral's reasoning models); other parts are malformed."""
+    """Return text and reasoning of content in parts; other parts are malformed.
+
+    Mistral's reasoning models send such parts; gateways pass on those of Anthropic and of OpenAI's Responses API.
+    """
     text, thoughts = [], []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
+        if kind in ("text", "output_text") and isinstance(part.get("text"), str):
             text.append(part["text"])
+        elif kind in ("tool_use", "redacted_thinking"):
+            continue  # calls are in `tool_calls`
+        elif kind == "refusal" and isinstance(part.get("refusal"), str):
+            text.append(part["refusal"])
         elif kind == "thinking":
             inner = part.get("thinking")
             thoughts.append(_texts_of(inner)[0] if isinstance(inner, list) else str(inner))
@@ -291,14 +288,11 @@ def _only_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _error_in_answer(error: object, data: bytes) -> Failure:
     code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, str) and re.fullmatch("[45][0-9]{2}", code):
+        code = int(code)
     if type(code) is int and 400 <= code < 600:
         return failure_of(code, {}, data)
     return malformed("error", f"the answer is an error with HTTP 200: {error_message(data)}")
-
-
-def malformed(oddity: str, message: str) -> Failure:
-    """Return the failure for a malformed answer of a kind in `treadle.core.llm.oddities.ODDITIES`."""
-    return Failure("malformed", message, oddity=oddity)
 
 
 def _answer(
@@ -315,10 +309,11 @@ def _answer(
         # Tables and prompts cannot hold such a text, and a changed text is not the model's.
         raise malformed("not_json", "the answer's text is not Unicode")
     said = choice.get("finish_reason")
-    if said in _GAVE_UP:
+    if (said.lower() if isinstance(said, str) else said) in _GAVE_UP:
         raise Failure("server", f"the server gave up on the request (finish_reason {said!r})")
     if not isinstance(said, str):
         raise malformed("no_completion", f"the answer's finish_reason is {excerpt_of(said)}")
+    said = said.lower()
     finish = _FINISH.get(said)
     stop: object = None
     if finish == "stop":
@@ -380,62 +375,3 @@ def _has_booleans(ids: object, data: bytes) -> bool:
     if b"true" not in data and b"false" not in data:  # a hundred times faster than looking at each id
         return False
     return isinstance(ids, list) and bool in map(type, ids)
-
-
-def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Failure:
-    """Classify a reply whose status is not 200."""
-    message = f"HTTP {status}: {error_message(data)}"
-    retry_after = parse_retry_after(headers.get("Retry-After"))
-    if status == 429 or (status == 503 and retry_after is not None):
-        return Failure("rate_limit", message, retry_after)
-    if status == 408:
-        return Failure("timeout", message)
-    if status >= 500:
-        return Failure("server", message, retry_after)
-    if status in (400, 413, 422) and _CONTEXT_WORDS.search(data.decode("utf-8", "replace")):
-        return Failure("context", message)
-    return Failure("refused", message + _advice(status))
-
-
-def _advice(status: int) -> str:
-    if status in (401, 403):
-        return "; check the key named by api_key_env"
-    if status == 404:
-        return "; check the endpoint's url (it ends in /v1) and the model's name"
-    if 300 <= status < 400:
-        return "; redirects are not followed, write the final URL"
-    return ""
-
-
-def error_message(data: bytes) -> str:
-    """Return the server's error message, short and safe for a terminal."""
-    try:
-        reply = load_json(data)
-    except orjson.JSONDecodeError:
-        return excerpt(data)
-    error = reply.get("error", reply) if isinstance(reply, dict) else reply
-    message = error.get("message") if isinstance(error, dict) else error
-    return excerpt(message.encode("utf-8", "replace")) if isinstance(message, str) else excerpt(data)
-
-
-def excerpt(data: bytes) -> str:
-    """Return the first characters of untrusted bytes on one line, without control characters."""
-    text = data[: 4 * _MESSAGE_LIMIT].decode("utf-8", "replace")
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    return line[:_MESSAGE_LIMIT] + ("…" if len(line) > _MESSAGE_LIMIT else "") or "(empty)"
-
-
-def excerpt_of(value: object) -> str:
-    """Return the excerpt of an untrusted value's repr."""
-    try:
-        said = repr(value)
-    except RecursionError:
-        said = f"a {type(value).__name__} that is nested too deeply"
-    return excerpt(said[: 4 * _MESSAGE_LIMIT].encode("utf-8", "replace"))
-
-
-def parse_retry_after(value: str | None) -> float | None:
-    """Return the seconds in a `Retry-After` header; None if absent or unreadable. Dates are ignored: clocks differ."""
-    if value is None or not re.fullmatch(r"[ \t]*[0-9]{1,9}(?:\.[0-9]{1,6})?[ \t]*", value):
-        return None
-    return float(value)

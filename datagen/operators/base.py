@@ -53,8 +53,8 @@ class Operator(Protocol):
     branch: ClassVar[Branch]
     """Branch of the operator: whether it applies to trajectories with a right answer or to the others."""
     edits: ClassVar[bool] = True
-    """Whether it edits the parent or continues a part of it, which native tool calls do not allow; otherwise it only
-    makes new rollouts."""
+    """Whether it edits the parent or continues a part of it, which tools with state and native calls over completions
+    do not allow; otherwise it only makes new rollouts."""
     needs_prefill: ClassVar[tuple[str, ...]] = ()
     """Roles (`policy`, `critic`, `refiner`) that must continue a begun text as it is, so that a chat service, which
     reads the beginning in a message, is not enough."""

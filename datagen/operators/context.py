@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.contract import Task
@@ -15,12 +15,12 @@ from treadle.agent.prefix import Prefix
 from treadle.agent.role import Reply, RoleModel
 from treadle.agent.token_ids import Codec
 from treadle.agent.trajectory import Trajectory
-from treadle.core.errors import ConfigError, ContextTooLong
+from treadle.core.errors import ContextTooLong
 from treadle.core.seeds import derive_seed
+from treadle.datagen.operators.parent import Finding, Parent
 from treadle.datagen.operators.rejection import EditRejected
-from treadle.datagen.pools.pool import PoolEntry, RoleUsage, count_rollout
-from treadle.datagen.pools.steps import Step, steps_of
-from treadle.datagen.pools.usage_tracking import TrackedCache
+from treadle.datagen.pools.role_usage import RoleUsage, TrackedCache, count_rollout
+from treadle.datagen.pools.steps import Step
 from treadle.datagen.prompts import PromptSet
 
 T = TypeVar("T")
@@ -28,28 +28,6 @@ T = TypeVar("T")
 
 RunRollout = Callable[[Prefix | None, int, CallCache], Awaitable[Trajectory]]
 """Function that runs a rollout from a prefix (None: from the start) with a seed and a cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A result about a parent that several operators share."""
-
-    context: OperatorContext
-    task: asyncio.Task[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """State that the operators of one expansion share: the trajectory and the findings about it, by name."""
-
-    entry: PoolEntry
-    steps: list[Step]
-    findings: dict[str, Finding] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, entry: PoolEntry) -> Parent:
-        """Return the parent for an entry of the pool."""
-        return cls(entry, steps_of(entry.trajectory.segments))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +41,7 @@ class OperatorContext:
         roles: Model of each role (`critic`, `refiner`).
         hints: Hints for this kind of question.
         codec: The policy's tokenizer; None in text mode.
-        tags: Tags of the environment; None if it has native calls. Operators use `dialect`.
+        tags: Tags of the environment; None if it has native calls, which operators see as tags. They use `dialect`.
         seed: Seed of this application, in [0, 2**31).
         run_rollout: Function that runs a rollout; use `continue_from` and `roll_out`.
         cache: Stored answers of models and tools of this application.
@@ -93,15 +71,18 @@ class OperatorContext:
 
     @property
     def dialect(self) -> TagDialect:
-        """Table of tags; raise ConfigError for native calls, which no operator edits."""
-        if self.tags is None:
-            raise ConfigError("operators do not edit native calls; set `edits = False` on one that only rolls out")
-        return self.tags
+        """Table of tags; of native calls, the tags that show them."""
+        if self.tags is not None:
+            return self.tags
+        if (view := self.parent.usable_view) is None:
+            raise ValueError("a parent with native calls needs a view")
+        return view.dialect
 
     @property
     def trajectory(self) -> Trajectory:
-        """The parent's trajectory."""
-        return self.parent.entry.trajectory
+        """The parent's trajectory, in tags."""
+        view = self.parent.usable_view
+        return self.parent.entry.trajectory if view is None else view.trajectory
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -154,7 +135,7 @@ class OperatorContext:
         finding = self.parent.findings.get(name)
         if finding is None:
             context = self.new_finding_context(name)
-            finding = Finding(context, asyncio.ensure_future(find(context)))
+            finding = Finding(context.usage, asyncio.ensure_future(find(context)))
             self.parent.findings[name] = finding
         return await asyncio.shield(finding.task)
 
@@ -181,7 +162,16 @@ class OperatorContext:
         Calls in the prefix do not run again but count towards the limits, which grow by
         `environment.continuation_calls`. The returned trajectory includes the prefix.
         """
-        return await self._run_and_count(prefix)
+        view = self.parent.usable_view
+        return await self._run_and_count(prefix if view is None else view.native_prefix(prefix))
+
+    def rewritten(self, edited: Trajectory) -> Trajectory:
+        """Return an edited `trajectory` as its environment writes it; it is another one only with native calls.
+
+        Raises EditRejected (`actions_changed`) if native calls, results or the answer are different.
+        """
+        view = self.parent.usable_view
+        return edited if view is None else view.native_trajectory(edited)
 
     async def roll_out(self) -> Trajectory:
         """Return a new rollout of the policy."""

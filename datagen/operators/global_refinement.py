@@ -44,7 +44,7 @@ class GlobalRefinement:
             raise EditRejected("actions_changed", made.text)
         if made.text == parent.text:
             raise EditRejected("unchanged")
-        return Edit(made)
+        return Edit(context.rewritten(made))
 
 
 async def _shorten_thought(context: OperatorContext, written: str, segment: Segment) -> str:

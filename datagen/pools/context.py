@@ -17,9 +17,11 @@ from treadle.agent.contract import (
     Task,
 )
 from treadle.agent.dialects.tags import TagDialect
+from treadle.agent.edit import with_visible_thoughts
 from treadle.agent.judges.cases import Verifier
 from treadle.agent.role import RoleModel
 from treadle.agent.rollout import RolloutEngine
+from treadle.agent.trajectory import Trajectory
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
@@ -68,9 +70,13 @@ class PoolContext:
 
     @property
     def tags(self) -> TagDialect | None:
-        """Tags of the environment; None if it has native calls, which no operator edits."""
+        """Tags of the environment; None if it has native calls."""
         dialect = self.environment.turn_dialect
         return dialect if isinstance(dialect, TagDialect) else None
+
+    def editable(self, trajectory: Trajectory) -> Trajectory:
+        """Return a trajectory whose last turn can be continued, and whose text has all thoughts, for operators."""
+        return with_visible_thoughts(trajectory.without_turn_end(), self.fresh.dialect)
 
     def hints(self, domain: str) -> Sequence[str]:
         """Return the hints for questions of a domain; those for qa if it has none of its own."""

@@ -73,13 +73,14 @@ def _roles_with_starting_policy(plan: Plan, address: Address) -> set[str]:
 
 def _settings(plan: Plan, address: Address) -> PoolsSettings:
     options = plan.options(address, PoolOptions)
-    _check(address, plan.environments(), options.operators)
-    _check_prefills(address, options.operators, pool_roles(plan, address))
+    named = pool_roles(plan, address)
+    _check(address, plan.environments(), options.operators, named)
+    _check_prefills(address, options.operators, named)
     samplings: dict[str, Sampling] = {}
     if (sampling := summarizer_sampling_of(plan.environments())) is not None:
         samplings["summarizer"] = sampling
     roles = {}
-    for role, (name, model) in pool_roles(plan, address).items():
+    for role, (name, model) in named.items():
         roles[role] = role_of(name, model, samplings.get(role) or getattr(options.roles, role).sampling)
     return PoolsSettings(
         roles=roles,
@@ -92,8 +93,15 @@ def _settings(plan: Plan, address: Address) -> PoolsSettings:
     )
 
 
-def _check(address: Address, environments: Environments, operators: Sequence[str]) -> None:
+def _check(
+    address: Address,
+    environments: Environments,
+    operators: Sequence[str],
+    roles: Mapping[str, tuple[str, ModelSettings]],
+) -> None:
     """Raise ConfigError if trajectories of an environment cannot be judged by gold answers, or not be edited."""
+    editing = ", ".join([one.name for one in load_operators(operators) if edits(one)])
+    policy, model = roles["policy"]
     for environment in environments.values():
         traits = traits_of(environment)
         if not traits.has_answers:
@@ -101,12 +109,19 @@ def _check(address: Address, environments: Environments, operators: Sequence[str
                 f"{address}: pools judges answers, but the tasks of {environment.type} have no gold answers; leave "
                 "pools out of flow.stages: sft_rows is made from rollouts and scores"
             )
-        if not traits.forks and (editing := [one.name for one in load_operators(operators) if edits(one)]):
+        if not editing or traits.forks or (traits.forks_messages and not model.continues_text):
+            continue
+        if traits.forks_messages:
             raise ConfigError(
-                f"{address}: {episode_name(environment)} cannot be continued from a prefix, which "
-                f"{', '.join(editing)} need; "
-                'set pools.operators = ["rerollout"]'
+                f"{address}: {editing} edit native calls as messages, but models.{policy} is asked with prompts; set "
+                'its api = "chat", or environment.dialect = "tags" if search and python suffice, or pools.operators = '
+                '["rerollout"]'
             )
+        raise ConfigError(
+            f"{address}: {episode_name(environment, keeps_state=True)} cannot be continued from a prefix, which "
+            f"{editing} need; "
+            'set pools.operators = ["rerollout"]'
+        )
 
 
 def _check_prefills(address: Address, operators: Sequence[str], roles: Mapping[str, tuple[str, ModelSettings]]) -> None:

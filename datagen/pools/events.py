@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from treadle.agent.jobs.runner import cause_of, leaves_job_pending
 from treadle.core.errors import ModelError, TreadleError
 from treadle.datagen.operators.rejection import EditRejected
-from treadle.datagen.pools.pool import PoolEntry, RoleUsage
+from treadle.datagen.pools.pool import PoolEntry
+from treadle.datagen.pools.role_usage import RoleUsage
 
 INITIAL = "initial"
 """Operator name of initial rollouts."""

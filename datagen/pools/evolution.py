@@ -16,26 +16,24 @@ from typing import Any, TypeVar
 
 from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.contract import EpisodeOptions, Task
-from treadle.agent.edit import with_visible_thoughts
 from treadle.agent.judges.cases import Verdict
 from treadle.agent.prefix import Prefix
 from treadle.agent.trajectory import Trajectory
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import timed_work, work_clock
 from treadle.datagen.operators.base import Edit, Operator
-from treadle.datagen.operators.context import OperatorContext, Parent
+from treadle.datagen.operators.context import OperatorContext
+from treadle.datagen.operators.parent import Parent
 from treadle.datagen.pools.context import PoolContext
 from treadle.datagen.pools.events import INITIAL, PoolEvent, raise_if_fatal
 from treadle.datagen.pools.pool import (
     PoolEntry,
-    RoleUsage,
     best_unexpanded,
-    count_rollout,
     entry_key,
     is_near_duplicate,
     ranked,
 )
-from treadle.datagen.pools.usage_tracking import TrackedCache
+from treadle.datagen.pools.role_usage import RoleUsage, TrackedCache, count_rollout
 from treadle.datagen.pools.verdicts import case_of, prediction_of, verdict_on
 
 T = TypeVar("T")
@@ -131,7 +129,8 @@ class Evolution:
 
     async def _round(self, number: int) -> bool:
         """Run one round; return whether the pool grew."""
-        parents = [Parent.of(entry) for entry in self._select_parents()]
+        is_native = self._pool_context.tags is None
+        parents = [Parent.of(entry, is_native=is_native) for entry in self._select_parents()]
         self._expanded.update(parent.entry.index for parent in parents)
         work = [
             [_OperatorRun(one, self._operator_context(number, parent, one.name)) for one in self._operators_of(parent)]
@@ -240,12 +239,11 @@ class Evolution:
             prefix=prefix,
             options=EpisodeOptions(additional_calls=additional),
         )
-        # Operators continue and rewrite the text of a turn, with its thoughts.
-        return with_visible_thoughts(trajectory.without_turn_end(), engine.dialect)
+        return pool_context.editable(trajectory)
 
     def _record_findings(self, number: int, parent: Parent) -> None:
         for name, finding in sorted(parent.findings.items()):
-            event = PoolEvent(number, name, parent.entry, "found", usage=finding.context.usage)
+            event = PoolEvent(number, name, parent.entry, "found", usage=finding.usage)
             if not finding.task.done() or finding.task.cancelled():
                 event.outcome, event.reason = "failed", "unfinished"
                 if event.usage:

@@ -18,7 +18,7 @@ from treadle.environments.rollouts.settings import JOB_COLUMNS, selected_questio
 from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY
 from treadle.environments.scorers.registry import compares_answers
 
-CONTENT_VERSION = 1
+CONTENT_VERSION = 2
 """Version in the key of each job; increment it if pools are put together in another way, and neither the environment
 nor an operator has changed. Earlier pools are then made again."""
 _COLUMNS = (*JOB_COLUMNS, "answers")

@@ -9,30 +9,7 @@ from treadle.agent.contract import Ledger
 from treadle.agent.judges.cases import Verdict
 from treadle.agent.trajectory import Trajectory
 from treadle.core.config import digest_json
-
-
-@dataclass(slots=True)
-class RoleUsage:
-    """Requests and tokens that a role used."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    def add(self, prompt_tokens: int, completion_tokens: int, calls: int = 1) -> None:
-        """Add the usage of a model's completions."""
-        self.calls += calls
-        self.prompt_tokens += prompt_tokens
-        self.completion_tokens += completion_tokens
-
-
-def count_rollout(usage: dict[str, RoleUsage], trajectory: Trajectory, num_calls_before: int = 0) -> None:
-    """Count the usage of a rollout for the policy and, in its own calls, for the summarizer."""
-    spent = trajectory.usage
-    usage.setdefault("policy", RoleUsage()).add(spent.prompt_tokens, spent.completion_tokens, spent.num_requests)
-    for call in trajectory.calls[num_calls_before:]:
-        if call.prompt_tokens or call.completion_tokens:
-            usage.setdefault("summarizer", RoleUsage()).add(call.prompt_tokens, call.completion_tokens)
+from treadle.datagen.pools.role_usage import RoleUsage
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from treadle.environments.rollouts.rows import row_of, telemetry_of
 
 if TYPE_CHECKING:
     from treadle.datagen.pools.evolution import Evolution
-    from treadle.datagen.pools.pool import PoolEntry, RoleUsage
+    from treadle.datagen.pools.pool import PoolEntry
+    from treadle.datagen.pools.role_usage import RoleUsage
 
 Usage = Mapping[str, Mapping[str, int]]
 """Calls, prompt_tokens and completion_tokens by role."""

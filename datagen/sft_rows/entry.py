@@ -90,7 +90,7 @@ def _run(context: StageContext) -> Mapping[str, Any]:
 
 SFT_ROWS_STAGE = Stage(
     name="sft_rows",
-    version=4,
+    version=5,
     settings=SftRowsSettings,
     consumes={"pools": "pools", "rollouts": "rollouts", "scores": "scores", "questions": "questions"},
     optional=frozenset({"pools", "rollouts", "scores"}),

@@ -16,13 +16,12 @@ from treadle.agent.dialects.base import FRAME, REASONING, RESULT, TOOL_CALL, Dia
 from treadle.agent.dialects.forms.base import CallText
 from treadle.agent.dialects.forms.hermes import response_text
 from treadle.agent.dialects.forms.llama import PYTHON_TAG
-from treadle.agent.dialects.functions import FORMS, FunctionsDialect
+from treadle.agent.dialects.functions import FORMS, FunctionsDialect, bare_reasoning
 from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.token_ids import ORIGIN_SAMPLED
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.chat_tools import numbered_call_id
 
-_THINK, _THINK_END = "<think>", "</think>"
 _BETWEEN_CALLS = re.compile(rf"(?:{re.escape(PYTHON_TAG)}|[\s;,])*")
 """Text next to calls that only separates them."""
 _RESPONSE = re.compile(re.escape(response_text("\0")).replace("\0", "(.*?)"), re.DOTALL)
@@ -104,7 +103,7 @@ class _Builder:
         if self._turn is None:
             return
         segments, self._turn = self._turn, None
-        reasoning = [_bare(one.text) for one in segments if self._is_reasoning(one)]
+        reasoning = [bare_reasoning(one.text) for one in segments if self._is_reasoning(one)]
         spoken = [one for one in segments if not self._is_reasoning(one)]
         found = [calls_in(one.text) if self._is_native and one.kind == TOOL_CALL else [] for one in spoken]
         self._unanswered = [None if one.error else self._next_id() for calls in found for one in calls]
@@ -158,8 +157,3 @@ def _result_spans(segments: Sequence[Segment]) -> Iterator[list[int]]:
         if segment.kind == RESULT:
             yield [position, end]
         position = end
-
-
-def _bare(reasoning: str) -> str:
-    """Return reasoning without its markers; templates may open it in the prompt."""
-    return reasoning.strip().removeprefix(_THINK).removesuffix(_THINK_END).strip()

@@ -29,6 +29,7 @@ class QuestionType:
         return Traits(
             resume="replay",
             forks=is_tags,
+            forks_messages=not any(tool.keeps_state and tool.max_calls != 0 for tool in settings.tools.values()),
             has_answers=True,
             writes_messages=not is_tags,
             reads_payload=bool(settings.tools),

@@ -16,7 +16,7 @@ from yarl import URL
 
 from treadle.core.errors import ConfigError, EndpointUnavailable, ModelError
 from treadle.core.llm.client import HttpClient, Target
-from treadle.core.llm.wire import FINAL_KINDS, Failure, failure_of
+from treadle.core.llm.failures import FINAL_KINDS, Failure, failure_of
 from treadle.core.untrusted.json_text import load_json
 from treadle.retriever.config import EncoderSettings
 from treadle.retriever.dense.encoders import IN_IDENTITY, Encoder

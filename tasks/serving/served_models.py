@@ -40,7 +40,7 @@ class ServerSpec:
 def served_models(settings: Any) -> list[ModelSettings]:
     """Return the models in an instance's settings that the run serves itself, without duplicates."""
     found: list[ModelSettings] = []
-    for model in _models_in(settings):
+    for model in models_in(settings):
         if model.server is not None and model not in found:
             found.append(model)
     return found
@@ -70,16 +70,16 @@ def _checkpoint(run: Run, address: Address) -> ArtifactRef:
     return record.outputs[CHECKPOINTS.kind]
 
 
-def _models_in(settings: Any) -> Iterator[ModelSettings]:
+def models_in(settings: Any) -> Iterator[ModelSettings]:
     """Yield all models in an instance's settings."""
     if isinstance(settings, ModelSettings):
         yield settings
     elif isinstance(settings, Section):
         for name in type(settings).model_fields:
-            yield from _models_in(getattr(settings, name))
+            yield from models_in(getattr(settings, name))
     elif isinstance(settings, Mapping):
         for value in settings.values():
-            yield from _models_in(value)
+            yield from models_in(value)
 
 
 def with_models(settings: Any, served: Sequence[tuple[ModelSettings, ModelSettings]]) -> Any:

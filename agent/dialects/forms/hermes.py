@@ -108,6 +108,11 @@ def write_call(name: str, arguments: str) -> str:
     return f'{OPENING}\n{{"name": {spelled}, "arguments": {written}}}\n{CLOSING}'
 
 
+def escape_calls(text: str) -> str:
+    """Return text of a turn in which no call can begin or end."""
+    return text.replace(OPENING, "&lt;tool_call>").replace(CLOSING, "&lt;/tool_call>")
+
+
 def system_text(tools: Sequence[ToolSchema]) -> str:
     """Return the part of a system message that tells a model of its tools."""
     return _SYSTEM.format(tools=_told(tools))

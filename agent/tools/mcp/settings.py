@@ -154,6 +154,11 @@ class McpServerSettings(ToolSettings):
         return self
 
     @property
+    def keeps_state(self) -> bool:
+        """See `ToolSettings`."""
+        return self.per_episode
+
+    @property
     def gives_outcome(self) -> bool:
         """See `ToolSettings`."""
         return False

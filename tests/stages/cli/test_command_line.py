@@ -163,9 +163,10 @@ def test_export_of_an_unknown_table_names_the_closest_one(desk: Desk) -> None:
 
 def test_doctor_names_a_remedy_for_every_failure(desk: Desk, tmp_path: Path) -> None:
     # Without engines: an installed one is imported, which takes long.
-    done = desk.treadle("doctor", "--root", "/proc/nowhere", "--json", TREADLE_CACHE=str(tmp_path))
+    asked = ("--endpoint", "http://127.0.0.1:1/v1", "--model", "m")
+    done = desk.treadle("doctor", "--root", "/proc/nowhere", "--json", *asked, TREADLE_CACHE=str(tmp_path))
     checks = {check["name"]: check for check in done.json()}
-    assert {"python", "root", "python sandbox", "engine serve", "prefect"} <= set(checks)
+    assert {"python", "root", "python sandbox", "engine serve", "prefect", "m over chat"} <= set(checks)
     assert checks["root"]["status"] == "fail" and checks["engine serve"]["status"] != "ok"
     assert all(check["fix"] for check in checks.values() if check["status"] != "ok")
     done.failed("root", code=1)

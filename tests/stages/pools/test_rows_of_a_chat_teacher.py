@@ -116,7 +116,31 @@ async def test_reasoning_outside_the_text_is_the_thought_of_tags(tmp_path: Path)
     (thought, said) = visible_thoughts([Segment(REASONING, "A</think> b", 0, 0), answer], TOOL_DIALECT)
     assert (thought.kind, thought.text, said) == ("think", "<think>A b</think>", answer)
     own = Segment("think", "<think>own</think>", 0, 0)
-    assert visible_thoughts([Segment(REASONING, "A", 0, 0), own, answer], TOOL_DIALECT) == [own, answer]
+    (both, _) = visible_thoughts([Segment(REASONING, "A", 0, 0), own, answer], TOOL_DIALECT)
+    assert both.text == "<think>A\n\nown</think>", "neither is lost, and the turn has one thought"
+    repeated = [Segment(REASONING, " own ", 0, 0), own, answer]
+    assert visible_thoughts(repeated, TOOL_DIALECT) == [own, answer]
+    late = visible_thoughts([Segment(REASONING, "A", 0, 0), answer, own], TOOL_DIALECT)
+    assert [segment.text for segment in late] == ["<think>A</think>", ANSWER[1], "<think>own</think>"]
+
+
+@pytest.mark.parametrize("has_own_thought", [False, True])
+async def test_hidden_reasoning_reaches_pools_and_rows(tmp_path: Path, has_own_thought: bool) -> None:
+    bench, asked = PoolsBench(tmp_path / "pools", [{"question_key": "q1", "answers": ["Paris"]}]), [0]
+
+    def teacher(request: RecordedRequest) -> Item:
+        asked[0] += 1
+        own = f"<think>Own {asked[0]}.</think>" if has_own_thought else ""
+        return Reply(f"{own}{PARIS}", reasoning=f"Hidden {asked[0]}, </think> so Paris.")
+
+    async with hosted(teacher) as service:
+        record = await bench.make(service.url, roles=CHAT, options={"rounds": 1, "operators": ["rerollout"]})
+    pools = bench.rows(record)
+    assert operators_of(pools) == ["initial", "rerollout"]
+    for row in pools:
+        assert "Hidden" in row["text"] and ("Own" in row["text"]) == has_own_thought
+        assert TOOL_DIALECT.faults([_segment(one) for one in row["segments"]], []) == []
+        assert {one["kind"] for one in row["segments"]} == {"think", "answer"}
 
 
 async def test_native_calls_of_a_chat_teacher_make_pools(tmp_path: Path) -> None:

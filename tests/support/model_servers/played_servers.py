@@ -41,6 +41,7 @@ class PlayedServer:
         arguments: Whether arguments are JSON text or an object.
         call_finish: Finish reason of an answer with calls.
         finish: Finish reason of other answers that the model ended.
+        stop_finish: That of answers that a stop string ended, if it is another one.
         usage: Names of the token counts; without names they are missing.
         calls_content: Content next to calls.
     """
@@ -59,6 +60,7 @@ class PlayedServer:
     arguments: Literal["text", "object"] = "text"
     call_finish: str = "tool_calls"
     finish: str = "stop"
+    stop_finish: str = ""
     usage: tuple[str, str] | None = ("prompt_tokens", "completion_tokens")
     calls_content: str | None = None
 
@@ -109,6 +111,12 @@ def _mistral(sent: Mapping[str, Any]) -> Refusal | None:
         if not (len(given) == 9 and given.isalnum()):
             said = f"Tool call id was {given} but must be a-z, A-Z, 0-9, with a length of 9."
             return 400, {"object": "error", "message": said, "type": "invalid_request_error", "code": "3280"}
+    return None
+
+
+def _gemma(sent: Mapping[str, Any]) -> Refusal | None:
+    if any(message["role"] == "system" for message in sent.get("messages", ())):
+        return _openai("System role not supported")
     return None
 
 
@@ -180,6 +188,36 @@ SERVERS = (
     ),
     PlayedServer("OpenRouter", completes=False, reasoning="reasoning", call_id=lambda place: None),
     PlayedServer("Mistral", completes=False, refuses=_mistral, call_id=lambda place: f"aB3xK9mP{place}"),
+    PlayedServer(
+        "Gemini, OpenAI-style",
+        completes=False,
+        too_long=(
+            400,
+            [
+                {
+                    "error": {
+                        "code": 400,
+                        "message": "The input token count exceeds the maximum number of tokens allowed (32768).",
+                        "status": "INVALID_ARGUMENT",
+                    }
+                }
+            ],
+        ),
+        call_id=lambda place: "",
+        finish="STOP",
+        call_finish="STOP",
+    ),
+    PlayedServer(
+        "Claude behind a gateway",
+        completes=False,
+        too_long=(400, {"error": {"message": "prompt is too long: 40000 tokens > 32768 maximum"}}),
+        call_id=lambda place: f"toolu_{place:024d}",
+        finish="end_turn",
+        stop_finish="stop_sequence",
+        call_finish="tool_use",
+        reasoning="reasoning_content",
+    ),
+    PlayedServer("without the role system", completes=False, refuses=_gemma),
     PlayedServer("Responses-style counts", completes=False, usage=("input_tokens", "output_tokens")),
     PlayedServer("without token counts", completes=False, usage=None),
 )
@@ -206,6 +244,8 @@ class Player(ScriptedServer):
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         played, sent = self._played, orjson.loads(await request.read())
         refusal = played.refuses(sent)
+        if refusal is None and sent.get("model") != self.model:
+            refusal = 404, {"error": {"message": f"The model `{sent.get('model')}` does not exist.", "code": 404}}
         if refusal is None and played.needs_reasoning and not _has_reasoning(sent):
             refusal = _openai("The `reasoning_content` in the thinking mode must be passed back to the API.")
         if refusal is None and len(orjson.dumps(sent)) > 8 * WINDOW:
@@ -225,7 +265,9 @@ class Player(ScriptedServer):
             total = max(1, counts["completion_tokens"])
             answer["usage"] = dict(zip(played.usage, (counts["prompt_tokens"], total), strict=True))
         if choice["finish_reason"] == "stop":
-            choice["finish_reason"] = played.call_finish if reply.calls else played.finish
+            is_stopped = any(stop in reply.text for stop in recorded.body.get("stop") or ())
+            finish = played.stop_finish if is_stopped and played.stop_finish else played.finish
+            choice["finish_reason"] = played.call_finish if reply.calls else finish
         if message := choice.get("message"):
             if played.reasoning:
                 message[played.reasoning] = "Let me think."

@@ -23,7 +23,8 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.datagen.operators.context import OperatorContext, Parent
+from treadle.datagen.operators.context import OperatorContext
+from treadle.datagen.operators.parent import Parent
 from treadle.datagen.pools.pool import PoolEntry
 from treadle.datagen.prompts import PromptSet
 from treadle.demo.byte_tokenizer import write_byte_tokenizer

@@ -49,7 +49,8 @@ class ByteCodec:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` omits them. `refusal` is
-    sent over the chat route instead of a text, and `calls` (name, arguments) as native tool calls next to it.
+    sent over the chat route instead of a text, and `calls` (name, arguments) as native tool calls next to it, after
+    `reasoning` outside the text.
     """
 
     text: str
@@ -60,6 +61,7 @@ class Reply:
     without_ids: bool = False
     refusal: str | None = None
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+    reasoning: str = ""
 
 
 Stops = Literal["kept", "named", "dropped", "ignored", "mute"]
@@ -337,6 +339,8 @@ class ScriptedServer:
                 }
                 for place, (name, arguments) in enumerate(reply.calls)
             ]
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
         return message | {"refusal": refusal}
 
     @staticmethod

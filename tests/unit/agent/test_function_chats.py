@@ -78,6 +78,15 @@ async def test_missing_or_equal_ids_are_replaced(given: tuple[str, str]) -> None
     assert [(m["tool_call_id"], m["content"]) for m in (first, second)] == [(ids[0], "found: a"), (ids[1], "found: b")]
 
 
+async def test_id_of_an_earlier_turn_is_not_sent_again() -> None:
+    call = ToolCall("call_0", "search", SEARCH)
+    _, service = await play(answer("", call), answer("", call), answer("done"))
+    turns = [message for message in service.requests[2] if "tool_calls" in message]
+    ids = [turn["tool_calls"][0]["id"] for turn in turns]
+    results = [message["tool_call_id"] for message in service.requests[2] if message["role"] == "tool"]
+    assert ids[0] == "call_0" and len(set(ids)) == 2 and results == ids
+
+
 @pytest.mark.parametrize("name", ["", "a b\x1b[31m\n", "<tool_call>", "é" * 3, "x" * 100, "functions.search"])
 async def test_name_that_services_refuse_is_not_sent_back(name: str) -> None:
     trajectory, service = await play(answer("", ToolCall("c1", name, SEARCH)), answer("done"))

@@ -17,7 +17,7 @@ from support.web.web_answers import (
     SERPER,
 )
 
-from treadle.core.llm.wire import Failure
+from treadle.core.llm.failures import Failure
 from treadle.web import provider_requests
 from treadle.web.config import ProviderSettings
 from treadle.web.pages.passages import clean_line

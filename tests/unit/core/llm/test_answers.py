@@ -14,9 +14,10 @@ from support.servers.scripted_server import Fault, ScriptedServer
 
 from treadle.core.errors import ContextTooLong, ModelError
 from treadle.core.llm.checks import PromptFacts, checked, prompt_facts
+from treadle.core.llm.failures import Failure
 from treadle.core.llm.oddities import ACCEPTED, ODDITIES, REFUSED, odd_sentences
 from treadle.core.llm.pool import ModelPool
-from treadle.core.llm.wire import Answer, Failure, parse_chat, parse_completion
+from treadle.core.llm.wire import Answer, parse_chat, parse_completion
 
 TOKENIZER = load("qwen")
 TEXT = "<think>t</think><search>what grows on stones</search>"

@@ -15,8 +15,9 @@ from support.tables.given_questions import TOKENIZER
 from treadle.agent.metering import TokenBudget
 from treadle.agent.model_sessions import ModelSessions
 from treadle.core.llm.config import ModelSettings
+from treadle.core.llm.failures import Failure
 from treadle.core.llm.oddities import odd_sentences
-from treadle.core.llm.wire import Failure, parse_chat
+from treadle.core.llm.wire import parse_chat
 
 
 def reply(message: dict[str, Any], usage: dict[str, int] | None = None) -> bytes:

@@ -18,8 +18,9 @@ from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.endpoint import FAILURES_UNTIL_DOWN, Health
+from treadle.core.llm.failures import Failure, error_message, failure_of, parse_retry_after
 from treadle.core.llm.types import Completion, ToolCall
-from treadle.core.llm.wire import Failure, error_message, failure_of, parse_chat, parse_completion, parse_retry_after
+from treadle.core.llm.wire import parse_chat, parse_completion
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.serving import _number_type
+from treadle.core.llm.failures import Failure, error_message
 from treadle.core.llm.hosted import refused_keys
-from treadle.core.llm.wire import Failure, error_message, parse_chat, parse_completion, parse_probe
+from treadle.core.llm.wire import parse_chat, parse_completion, parse_probe
 from treadle.core.untrusted.input_files import read_rows
 from treadle.core.untrusted.json_text import load_json
 from treadle.datagen.questions.rows import RowRejected, parse_row

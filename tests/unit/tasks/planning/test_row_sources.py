@@ -136,6 +136,26 @@ def test_scorer_of_outcomes_needs_a_tool_that_gives_them(
         at("1/questions", **settings)
 
 
-def test_operators_of_rollouts_with_native_calls_are_refused_in_words_of_the_configuration() -> None:
-    with pytest.raises(ConfigError, match=r"1/pools: a rollout with native tool calls \(environment.tools, or dialect"):
-        at("1/pools", environment={**QUESTION, "dialect": "functions"}, pools={"roles": {"policy": {"model": "large"}}})
+@pytest.mark.parametrize(
+    ("api", "tools", "refusal"),
+    [
+        ("completions", {}, r"1/pools: redundant_mod.* edit native calls as messages, but models.large is asked with"),
+        ("chat", {"w": {"type": "workspace"}}, r"1/pools: a rollout with tools that keep state \(environment.tools\)"),
+        ("chat", {"w": {"type": "workspace", "max_calls": 0}}, None),
+        ("chat", {"m": {"type": "mcp", "url": "http://127.0.0.1:1/mcp"}}, None),
+        ("chat", {"m": {"type": "mcp", "url": "http://127.0.0.1:1/mcp", "per_episode": True}}, "that keep state"),
+    ],
+)
+def test_operators_edit_native_calls_over_chat_and_are_refused_otherwise(
+    api: str, tools: dict[str, Any], refusal: str | None
+) -> None:
+    settings: dict[str, Any] = {
+        "models": {**MODELS, "large": {**MODELS["large"], "api": api}},
+        "environment": {**QUESTION, "dialect": "functions", "tools": tools},
+        "pools": {"roles": {"policy": {"model": "large"}}},
+    }
+    if refusal is None:
+        at("1/pools", **settings)
+        return
+    with pytest.raises(ConfigError, match=refusal):
+        at("1/pools", **settings)

@@ -1,15 +1,37 @@
-"""Track the usage of a rollout that raised an error or was cancelled, and so returned no trajectory."""
+"""Count the requests and tokens of each role, also those of a rollout that raised an error or was cancelled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import orjson
-
 from treadle.agent.call_cache import CallCache
 from treadle.agent.contract import Observation
+from treadle.agent.trajectory import Trajectory
 from treadle.core.llm.types import Completion
-from treadle.datagen.pools.pool import RoleUsage
+
+
+@dataclass(slots=True)
+class RoleUsage:
+    """Requests and tokens that a role used."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, prompt_tokens: int, completion_tokens: int, calls: int = 1) -> None:
+        """Add the usage of a model's completions."""
+        self.calls += calls
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
+
+
+def count_rollout(usage: dict[str, RoleUsage], trajectory: Trajectory, num_calls_before: int = 0) -> None:
+    """Count the usage of a rollout for the policy and, in its own calls, for the summarizer."""
+    spent = trajectory.usage
+    usage.setdefault("policy", RoleUsage()).add(spent.prompt_tokens, spent.completion_tokens, spent.num_requests)
+    for call in trajectory.calls[num_calls_before:]:
+        if call.prompt_tokens or call.completion_tokens:
+            usage.setdefault("summarizer", RoleUsage()).add(call.prompt_tokens, call.completion_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +59,11 @@ class TrackedCache:
             value = self.cache.get(unit)
             if value is None:
                 continue
-            if "calls" in orjson.loads(value):
+            kind = unit.rpartition("/")[2].partition("-")[0]
+            if kind == "tool":
                 for call in Observation.from_json(value).calls:
                     if call.prompt_tokens or call.completion_tokens:
                         usage.setdefault("summarizer", RoleUsage()).add(call.prompt_tokens, call.completion_tokens)
-            else:
+            elif kind == "llm":  # others hold schemas of tools and the outcome
                 answer = Completion.from_json(value)
                 usage.setdefault("policy", RoleUsage()).add(answer.prompt_tokens, answer.completion_tokens)
