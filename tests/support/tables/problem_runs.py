@@ -17,7 +17,7 @@ from treadle.core.runs.stage import Instance
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ReportSettings
-from treadle.report.stage import REPORT_STAGE
+from treadle.report.entry import REPORT_STAGE
 
 
 def scored_run(
