@@ -86,7 +86,8 @@ def _failed_tools(rows: pa.Table) -> dict[str, int]:
     calls = pc.list_flatten(rows["tools"]).combine_chunks()
     if not len(calls):
         return {}
-    table = pa.table({name: calls.field(name) for name in ("tool", "executed", "failed")})
+    names = ["tool", "executed", "failed"]
+    table = pa.Table.from_arrays([calls.field(name) for name in names], names=names)
     sums = table.group_by("tool").aggregate([("executed", "sum"), ("failed", "sum")]).sort_by("tool").to_pylist()
     return {
         one["tool"]: one["executed_sum"]
@@ -100,11 +101,10 @@ def _num_groups(rows: pa.Table) -> tuple[int, int]:
     names = ("completion_tokens", "calls_requested", "status")
     wanted = [("rollout_key", "count"), *((name, "count_distinct") for name in names)]
     groups = rows.group_by("question_key").aggregate(wanted)
-    several = groups.filter(pc.greater(groups["rollout_key_count"], 1))
-    alike = [all(value == 1 for value in values) for values in zip(
-        *(several[f"{name}_count_distinct"].to_pylist() for name in names), strict=True
-    )]  # fmt: skip
-    return several.num_rows, sum(alike)
+    sizes = groups["rollout_key_count"].to_pylist()
+    counts = zip(*(groups[f"{name}_count_distinct"].to_pylist() for name in names), strict=True)
+    alike = [set(distinct) == {1} for size, distinct in zip(sizes, counts, strict=True) if size > 1]
+    return len(alike), sum(alike)
 
 
 def _asked_of(environment: Mapping[str, Any]) -> tuple[list[str], str]:
@@ -129,7 +129,7 @@ def _diagnosis(record: StageRecord, run: Run, dataset: str, rows: pa.Table, name
     if name == "no_answer":
         chosen = chosen.filter(pc.invert(one_of(ENDED)(chosen["status"])))
     if name in _OF_CALLS:
-        chosen = chosen.filter(pc.greater(chosen["calls_requested"], 0))
+        chosen = chosen.filter(pc.cast(chosen["calls_requested"], pa.bool_()))
     keys = chosen["rollout_key"].slice(0, _MAX_READ).to_pylist()
     reader = run.rows(record.outputs["rollouts"])
     batches = reader.matching("rollout_key", one_of(keys), _TEXTS)
