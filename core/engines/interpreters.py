@@ -29,9 +29,8 @@ def engine_interpreter(what: str) -> Path:
     """
     here = (platform.system(), platform.machine())
     if here != _SYSTEM:
-        raise EngineError(
-            f"cannot install engine {what}: its lock is for {' '.join(_SYSTEM)}, and this is {' '.join(here)}"
-        )
+        locked, found_here = " ".join(_SYSTEM), " ".join(here)
+        raise EngineError(f"cannot install engine {what}: its lock is for {locked}, and this is {found_here}")
     if (found := find_interpreter()) is None:
         raise EngineError(
             f"cannot install engine {what}: its lock is for CPython {ENGINE_PYTHON}, and this machine has none with "
