@@ -3,7 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Versions that requirements.lock has files for; the first that is found and runs is taken.
+PYTHONS := 3.11 3.12 3.13
+PYTHON ?= $(shell for one in $(PYTHONS:%=python%) python3; do $$one -c 'import sys, ensurepip; sys.exit("%d.%d" % sys.version_info[:2] not in "$(PYTHONS)".split())' 2>/dev/null && command -v $$one && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -14,13 +16,14 @@ PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 E2E_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help install demo demo-quick test lint unit stages flows processes test-browser engines test-e2e parity interop sweep chaos bench docs clean
+.PHONY: help install demo demo-quick test lint unit stages flows processes test-browser engines test-e2e parity interop sweep chaos bench docs versions clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 $(INSTALLED): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "requirements.lock is for Python 3.11; set PYTHON=/path/to/python3.11 (this is " + sys.version.split()[0] + ")")'
+	@test -n "$(PYTHON)" || { echo "no Python of $(PYTHONS) with venv was found; install one (Debian, Ubuntu: python3.11-venv), or set PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; here = "%d.%d" % sys.version_info[:2]; sys.exit(here not in "$(PYTHONS)".split() and "requirements.lock is for Python $(PYTHONS), and $(PYTHON) is " + here + "; set PYTHON=/path/to/one of them")'
 	@echo "==> Installing Treadle and its locked dependencies into $(VENV) (1 to 3 minutes, 1 GB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -q --no-deps --require-hashes -r requirements.lock
@@ -108,6 +111,14 @@ bench: $(INSTALLED) ## All benchmarks and the bounds that they are meant to keep
 docs: $(INSTALLED) ## Generate docs/reference from the code
 	@$(BIN)/python -m treadle.tasks.reference docs/reference
 	@PYTHONPATH=tests $(BIN)/python -m support.model_servers.server_table docs/reference/model-servers.md
+
+versions: ## Unit tests and the demo of the tutor with each Python that is here, in environments of their own (1 GB each)
+	@for version in $(PYTHONS); do \
+	  python=$$(ls -d $$(command -v python$$version) $$HOME/.pyenv/versions/$$version*/bin/python $$HOME/.local/share/uv/python/cpython-$$version*/bin/python$$version 2>/dev/null | while read one; do $$one -c 'import sys, ensurepip; sys.exit("%d.%d" % sys.version_info[:2] != "'$$version'")' 2>/dev/null && echo $$one && break; done); \
+	  test -n "$$python" || { echo "==> Python $$version: not on this machine"; continue; }; \
+	  folder=$$(mktemp -d); echo "==> Python $$version ($$python) in $$folder"; \
+	  git clone -q . $$folder/treadle && $(MAKE) -C $$folder/treadle --no-print-directory PYTHON=$$python unit demo-quick && rm -rf $$folder; \
+	done
 
 clean: ## Remove the environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info

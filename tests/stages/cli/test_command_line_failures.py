@@ -168,7 +168,7 @@ def test_mistake_found_by_the_first_stage_can_be_fixed_in_the_same_run(desk: Des
     wrong = ("--set", 'questions.sources=[{path="questions.jsonl",domain="math",answer_field="anwser"}]')
     desk.treadle("run", "run.toml", "--run", "r", *wrong).failed("'anwser'", code=1)
     resumes(desk)
-    desk.treadle("run", "run.toml", "--run", "r", *wrong).failed("choose a new run id", code=1)
+    desk.treadle("run", "run.toml", "--run", "r", *wrong).failed("choose a new run id", code=2)
 
 
 def test_accepted_failures_become_failed_rows(desk: Desk) -> None:

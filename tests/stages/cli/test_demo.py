@@ -15,9 +15,11 @@ def test_tutor_demo_makes_rows_and_prints_the_results(tmp_path: Path) -> None:
     assert "step 1 of 4: the tutor answers training questions" in done.err
     assert "6 questions: " in done.out and " rows from " in done.out
     (row,) = (line for line in done.out.splitlines() if line.startswith("tutor (rules, no language model)"))
-    assert " of 5 (" in row and "5 of 5" in row
+    num_rollouts, accuracy, _, _, ended, _ = row.removeprefix("tutor (rules, no language model)").split()
+    assert num_rollouts == "5" and ended == "100.0"
     (page,) = (line.split()[1] for line in done.out.splitlines() if line.startswith("report: "))
     assert page == str(tmp_path / "outputs/demo-tutor.html") and "demo-tutor" in Path(page).read_text()
+    assert accuracy in Path(page).read_text()
 
     again = desk.treadle("demo", "--tutor-only", *SMALL).succeeded()
     assert again.err.count("(unchanged, reused)") == 6 and "step " not in again.err

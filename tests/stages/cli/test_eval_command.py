@@ -73,9 +73,9 @@ def test_model_is_evaluated_in_an_ordinary_run(desk: Desk, url: str) -> None:
 def test_rejects_other_settings_for_an_existing_run(desk: Desk, url: str) -> None:
     desk.treadle(*command(url, "--max-questions", "1")).succeeded()
     for change in (("--temperature", "0"), ("--tools", "python")):
-        line = desk.treadle(*command(url, "--max-questions", "1", *change)).failed("choose a new run id", code=1)
+        line = desk.treadle(*command(url, "--max-questions", "1", *change)).failed("choose a new run id", code=2)
         assert " -> " in line and "max_error_rate" not in line
-    desk.treadle(*command(url, "--max-questions", "2")).failed("limit: 1 -> 2", code=1)
+    desk.treadle(*command(url, "--max-questions", "2")).failed("limit: 1 -> 2", code=2)
     # What does not change results may change.
     limits = ("--max-total-tokens", "900000", "--prices", "1/2", "--max-cost", "3", "--endpoint", f"{url}/")
     done = desk.treadle(*command(url, "--max-questions", "1", *limits, "--json")).succeeded()

@@ -102,7 +102,7 @@ async def test_removed_judge_does_not_become_an_agent(desk: Desk) -> None:
             made = [record["address"] for record in done.succeeded().json()]
             assert made == ["1/questions", "1/rollouts@base", "1/scores@base", "1/report"]
             done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", "--set", 'flow.models=["large"]')
-            done.failed("flow.models[0]: 'base' -> 'large'", code=1)
+            done.failed("flow.models[0]: 'base' -> 'large'", code=2)
             # The initial config file of the run does not contain the judge.
             (await asyncio.to_thread(desk.treadle, "run", "my.toml", "--run", "r")).succeeded()
 
@@ -113,7 +113,7 @@ async def test_only_the_judges_of_a_run_may_change(desk: Desk) -> None:
         (await asyncio.to_thread(desk.treadle, "run", "my.toml", "--run", "r")).succeeded()
         for change in ("rollouts.sampling.top_p=0.5", "models.base.model=another"):
             done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", "--set", change)
-            done.failed("choose a new run id", code=1)
+            done.failed("choose a new run id", code=2)
 
 
 async def test_accepted_gaps_stop_no_run_and_are_not_filled_by_force(desk: Desk) -> None:

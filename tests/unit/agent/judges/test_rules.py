@@ -11,10 +11,10 @@ from support.rollouts.judge_bench import CASE, asked, judged
 from support.sandbox.memories import Remembering
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.judges import rules
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.cases import Verdict
 from treadle.agent.judges.rules import RuleJudge, SymbolicLimits
+from treadle.core.answers import symbolic
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, DeadlineExceeded, EngineError
 
@@ -87,7 +87,7 @@ class Algebra:
 @pytest.fixture
 def algebra(monkeypatch: pytest.MonkeyPatch) -> type[Algebra]:
     kind = type("OneAlgebra", (Algebra,), {"go": threading.Event(), "lock": threading.Lock()})
-    monkeypatch.setattr(rules, "SymbolicChecker", kind)
+    monkeypatch.setattr(symbolic, "SymbolicChecker", kind)
     return kind
 
 

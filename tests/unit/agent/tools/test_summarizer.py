@@ -286,7 +286,7 @@ def test_environment_digest_depends_on_summaries_and_their_prompt(
     given = load_config(QuestionSettings, data={"search": {"summarizer": "m"}})
     before = given.digest()
     assert before != QuestionSettings().digest() and given.summarizer == "m"
-    monkeypatch.setattr("treadle.environments.question.settings.summarizer_prompt", lambda: ["another"])
+    monkeypatch.setattr("treadle.agent.tools.summarizer.summarizer_prompt", lambda: ["another"])
     assert given.digest() != before
     off = load_config(QuestionSettings, data={"search": {"summarizer": "m", "enabled": False}})
     assert off.summarizer is None

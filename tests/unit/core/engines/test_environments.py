@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from treadle.cli.commands.engines import env as env_command
 from treadle.core.cache_folders import check_digest
 from treadle.core.config import Section, validate
-from treadle.core.engines import environments, serving
+from treadle.core.engines import environments, interpreters, serving
 from treadle.core.engines.config import ServerSettings, TutorServer, VllmServer
 from treadle.core.engines.doctor import core_checks
 from treadle.core.engines.own_code import own_code
@@ -84,21 +84,55 @@ def test_digests_are_checked_except_for_builds_that_differ_by_index(
     assert [path.name for path in folder.glob("lib/python*/site-packages/one*")] != []
 
 
+def _python(folder: Path, name: str, *, says: str = "CPython 3.11.9", code: int = 0) -> Path:
+    """Write a program that answers like an interpreter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\nexit {code}\n")
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run as another Python on a machine without 3.11; return the empty home folder."""
+    monkeypatch.setattr("platform.python_version_tuple", lambda: ("3", "13", "1"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path
+
+
+def test_another_machine_is_refused_before_pip_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "start_child", lambda *arguments, **options: pytest.fail("it was started"))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(EngineError, match=r"^cannot install engine serve \(cpu\): .* is for Linux x86_64.* aarch64$"):
+        environments.install("serve", "cpu")
+
+
+def test_missing_interpreter_is_named_before_pip_runs(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "start_child", lambda *arguments, **options: pytest.fail("it was started"))
+    _python(elsewhere / "bin", "python3.11", code=1)  # a shim of pyenv without a version
+    with pytest.raises(EngineError, match=r"^cannot install engine serve \(cpu\): .*CPython 3\.11.*uv python install"):
+        environments.install("serve", "cpu")
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "here"),
+    ("folder", "name"),
     [
-        ("python_version_tuple", ("3", "12", "1"), "CPython 3.12 on Linux x86_64"),
-        ("machine", "aarch64", "CPython 3.11 on Linux aarch64"),
+        ("bin", "python3.11"),
+        (".pyenv/versions/3.11.7/bin", "python3.11"),
+        (".local/share/uv/python/cpython-3.11.9-linux-x86_64-gnu/bin", "python3.11"),
     ],
 )
-def test_other_python_or_machine_is_refused_before_pip_runs(
-    name: str, value: object, here: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environments, "start_child", lambda *arguments, **options: pytest.fail("it was started"))
-    monkeypatch.setattr(f"platform.{name}", lambda: value)
-    said = f"cannot install engine serve (cpu): its lock is for CPython 3.11 on Linux x86_64, and this is {here}"
-    with pytest.raises(EngineError, match=f"^{re.escape(said)}$"):
-        environments.install("serve", "cpu")
+def test_engines_use_an_interpreter_of_their_locks(elsewhere: Path, folder: str, name: str) -> None:
+    _python(elsewhere / ".pyenv/versions/3.11.0/bin", name, says="PyPy 3.11.0")
+    wanted = _python(elsewhere / folder, name)
+    assert interpreters.find_interpreter() == wanted
+
+
+def test_environment_does_not_depend_on_the_python_of_treadle(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = environments.environment_path("serve", "cpu")
+    monkeypatch.setattr("sys.version_info", (3, 13, 1, "final", 0))
+    assert environments.environment_path("serve", "cpu") == before
 
 
 def test_unfinished_environment_is_ignored(cache: Path) -> None:

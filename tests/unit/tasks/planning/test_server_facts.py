@@ -95,12 +95,5 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(cli, words, catch_exceptions=False)
 
 
-async def test_dry_run_prints_the_facts_of_the_models_that_are_used(tmp_path: Path) -> None:
-    async with Player(O_SERIES, lambda request: "x") as service:
-        path = config_at(tmp_path, service.url)
-        dry = await asyncio.to_thread(run, "run", str(path), "--run", "r", "--root", str(tmp_path), "--dry-run")
-    assert dry.exit_code == 0 and "models.m: refuses seeds" in dry.stderr and "models.spare" not in dry.stderr
-
-
 def test_endpoint_and_model_go_together() -> None:
     assert run("doctor", "--endpoint", "http://127.0.0.1:1/v1").exit_code == 2
