@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from netrc import NetrcParseError, netrc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from treadle.core.runs.run import Run
 from treadle.core.store.roots import is_object_store
@@ -33,18 +35,28 @@ def write_wandb(run: Run, figures: TrackedFigures) -> None:
     """Add the figures to the W&B run of this run; offline if no key is known and WANDB_MODE does not say otherwise."""
     import wandb  # type: ignore[import-not-found, unused-ignore]
 
-    is_known = bool(os.environ.get("WANDB_API_KEY") or wandb.api.api_key)
     with wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         id=run_key(run),
         name=run.run_id,
         resume="allow",
-        mode=os.environ.get("WANDB_MODE") or (None if is_known else "offline"),
+        mode=os.environ.get("WANDB_MODE") or (None if _has_wandb_key() else "offline"),
         settings=wandb.Settings(silent=True, console="off"),
     ) as opened:
         # Phases and iterations are no order in which a run proceeds, as W&B's own steps are.
         opened.define_metric("*", step_metric="step")
         opened.log({**figures.values, "step": figures.step})
+
+
+def _has_wandb_key() -> bool:
+    """Return whether W&B finds a key in the environment or in netrc; without one, it would ask for it."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    try:
+        return netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, NetrcParseError):
+        return False
 
 
 def write_mlflow(run: Run, figures: TrackedFigures) -> None:
