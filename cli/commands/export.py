@@ -144,6 +144,33 @@ def dataset(wanted: ExportOptions, kind: str) -> None:
 
 
 @export.command(
+    "trajectories",
+    short_help="One joined table: questions, gold answers, predictions, verdicts, calls, tokens and seconds.",
+    epilog="Example:  treadle export trajectories --run first --out trajectories",
+)
+@click.option("--model", help="Only the rollouts of this model.")
+@click.option("--iteration", type=int, help="Only those of this iteration; default: each rollout once.")
+@run_option
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--force", is_flag=True, help="Replace an earlier export in that folder.")
+@root_option
+@json_option
+def trajectories(
+    run_id: str, out: Path, force: bool, root: str, as_json: bool, model: str | None, iteration: int | None
+) -> None:
+    """Write one row per rollout with all that is known of it, as parquet for pandas, polars, DuckDB and `datasets`.
+
+    The folder has a card with the columns. It is written completely or not at all.
+    """
+    from treadle.core.runs.run import Run
+    from treadle.tasks.analysis.trajectories import export_trajectories
+
+    wanted = ExportOptions(run_id, None, out, force, root, as_json)
+    facts = export_trajectories(Run.open(root, run_id), out, model=model, iteration=iteration, replace=force)
+    wanted.tell(facts, f"{facts['num_rows']:,} trajectories of {run_id}: {out}; read the folder {out / 'data'}")
+
+
+@export.command(
     "report",
     short_help="Figures of evaluation and comparisons, as JSON, CSV or markdown.",
     epilog="Example:  treadle export report --run first --out summary.csv",

@@ -125,7 +125,7 @@ class ArtifactWriter:
 
     def _check_name(self, name: str) -> None:
         taken = {_MANIFEST, _CARD, DATA_FOLDER, *(extra.partition("/")[0] for extra in self._extra)}
-        if not name or Path(name).name != name or name.startswith(".") or name in taken:
+        if not name or Path(name).name != name or name.startswith(".") or name.endswith(".parquet") or name in taken:
             raise ArtifactError(f"{name!r} cannot be used as a file name in artifact {self._table.kind}")
 
     def commit(self) -> ArtifactRef:

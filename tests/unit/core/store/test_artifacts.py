@@ -210,7 +210,7 @@ def test_extra_files_are_part_of_the_digest(tmp_path: Path) -> None:
         ArtifactReader(open_storage(tmp_path), two).read_file("other.md")
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "artifact.json", "README.md", ".hidden", "data", ""])
+@pytest.mark.parametrize("name", ["../x", "a/b", "artifact.json", "README.md", ".hidden", "data", "x.parquet", ""])
 def test_extra_files_have_plain_names(tmp_path: Path, name: str) -> None:
     writer = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="f")
     with pytest.raises(ArtifactError, match="cannot be used as a file name"):
