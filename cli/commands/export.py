@@ -85,7 +85,7 @@ def sft_rows(wanted: ExportOptions, format_name: str, results: str) -> None:
 )
 @export_options("Instance that made the rows, such as 1/selection@phase-2; default: that of the last phase.")
 def rl_rows(wanted: ExportOptions) -> None:
-    """Write the rows of a stage `selection` as train.parquet in verl's schema.
+    """Write the rows of a stage `selection` as data/train.parquet in verl's schema.
 
     The folder also contains export.json. It is written completely or not at all.
     """
