@@ -18,7 +18,8 @@ from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.core.tables import find_table
 from treadle.tasks.analysis.row_table import RowTable
-from treadle.tasks.inspection.lineage import FoundRollout, find_rollout
+from treadle.tasks.analysis.shown import RunTrajectory, run_html
+from treadle.tasks.inspection.lineage import find_rollout
 
 ASKED = ("question", "choices", "answers", "split")
 """Columns of `questions` that are joined to trajectories; `answers` are the accepted gold answers."""
@@ -38,6 +39,17 @@ class RunResults:
 
     def __repr__(self) -> str:
         return f"<run {self.run.run_id}: {', '.join(self.instances) or 'nothing finished'}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                record.address,
+                ", ".join(f"{kind} ({ref.num_rows:,})" for kind, ref in record.outputs.items()),
+                record.finished_at,
+            )
+            for record in self.run.records()
+        ]
+        return run_html(self.run.run_id, self.run.info.created_at, rows)
 
     @property
     def instances(self) -> list[str]:
@@ -101,12 +113,12 @@ class RunResults:
         """Return the figures of the report: one row per model, data set and figure, with intervals."""
         return self.table("summary", iteration=iteration)
 
-    def trajectory(self, key: str) -> FoundRollout:
+    def trajectory(self, key: str) -> RunTrajectory:
         """Return a trajectory with its question, verdict, segments and calls, by its key or a unique prefix.
 
-        `2/<key>` selects that of the second iteration. Raises DataError.
+        `2/<key>` selects that of the second iteration. A notebook shows it as text. Raises DataError.
         """
-        return find_rollout(self.run, key)
+        return RunTrajectory.of(find_rollout(self.run, key))
 
     def _kinds(self) -> list[str]:
         return sorted({kind for record in self.run.records() for kind in record.outputs})
