@@ -32,7 +32,7 @@ _STAR = tuple((math.sin(turn * math.pi / 5) * size, -math.cos(turn * math.pi / 5
 _CROSS = tuple((x * sign, y * sign) for sign in (1, -1) for x, y in (
     (-0.35, -1.1), (0.35, -1.1), (0.35, -0.35), (1.1, -0.35), (1.1, 0.35), (0.35, 0.35)
 ))  # fmt: skip
-_MARKS: tuple[tuple[tuple[float, float], ...], ...] = (
+MARKS: tuple[tuple[tuple[float, float], ...], ...] = (
     tuple((math.sin(turn * math.pi / 12), math.cos(turn * math.pi / 12)) for turn in range(24)),
     ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
     ((0.0, -1.0), (1.0, 1.0), (-1.0, 1.0)),
@@ -100,7 +100,7 @@ def draw_radar(axes: Sequence[Axis]) -> bytes:
     models = list(axes[0].values)[:MAX_DRAWN]
     angles = [2 * math.pi * place / len(axes) for place in range(len(axes))]
     shapes = [*_grid(axes, angles)]
-    for model, colour, mark in zip(models, COLOURS, _MARKS, strict=False):
+    for model, colour, mark in zip(models, COLOURS, MARKS, strict=False):
         shapes += _polygon(angles, [axis.position(model) for axis in axes], colour, mark)
     legend, bottom = _legend(models)
     size = f'width="{_WIDTH:g}pt" height="{bottom:g}pt" viewBox="0 0 {_WIDTH:g} {bottom:g}"'
@@ -173,7 +173,7 @@ def _legend(models: Sequence[str]) -> tuple[list[str], float]:
     num_columns = 2 if max(map(_num_cells, names), default=0) <= 30 and len(names) > 1 else 1
     num_rows = math.ceil(len(names) / num_columns)
     shapes = []
-    for place, (name, colour, mark) in enumerate(zip(names, COLOURS, _MARKS, strict=False)):
+    for place, (name, colour, mark) in enumerate(zip(names, COLOURS, MARKS, strict=False)):
         x, y = 84.0 + 200.0 * (place // num_rows), _LEGEND_TOP + 14.0 * (place % num_rows)
         shapes += [_line((x, y), (x + 20.0, y), colour), _marker((x + 10.0, y), colour, mark)]
         shapes.append(_text(x + 27.0, y + 3.2, name))

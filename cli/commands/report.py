@@ -39,9 +39,15 @@ DEFAULT_PORT = 8484
     type=click.Path(path_type=Path, dir_okay=False),
     help="File to write; an earlier page is replaced.",
 )
+@click.option(
+    "--action-space",
+    "with_action_space",
+    is_flag=True,
+    help="Also draw trajectories as points, near each other if they act alike (t-SNE; takes seconds).",
+)
 @click.option("--open", "open_it", is_flag=True, help="Show it in the browser.")
 @root_option
-def report(run_ids: tuple[str, ...], out: Path, open_it: bool, root: str | Path) -> None:
+def report(run_ids: tuple[str, ...], out: Path, with_action_space: bool, open_it: bool, root: str | Path) -> None:
     """Build the HTML report of runs: figures with intervals, comparisons, behaviour, data, training, cost.
 
     The file is self-contained: it can be mailed, put on any server or printed. Sections without data are left out.
@@ -52,7 +58,13 @@ def report(run_ids: tuple[str, ...], out: Path, open_it: bool, root: str | Path)
     from treadle.tasks.page.file import write_page
 
     named = dict.fromkeys(run_ids or (run_or_last(root),))
-    content = report_page([_opened(root, given) for given in named])
+    runs = [_opened(root, given) for given in named]
+    if with_action_space:
+        from treadle.tasks.page.action_space import action_space_section
+
+        content = report_page(runs, action_space_section)
+    else:
+        content = report_page(runs)
     write_page(out, content)
     click.echo(sanitize(f"{out} ({len(content) / 1024:,.0f} KiB)"))
     if open_it:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from treadle.core.errors import ConfigError
+from treadle.tasks.analysis.shown import table_html
 
 if TYPE_CHECKING:
     import duckdb
@@ -43,10 +43,6 @@ class RowTable:
         """Names of the columns."""
         return list(self.arrow.column_names)
 
-    def to_arrow(self) -> pa.Table:
-        """Return the rows as a `pyarrow.Table`."""
-        return self.arrow
-
     def to_pandas(self) -> pandas.DataFrame:
         """Return the rows as a DataFrame; integers, booleans and lists keep their types, with nulls as missing."""
         pandas = _library("pandas")
@@ -62,8 +58,13 @@ class RowTable:
         found: duckdb.DuckDBPyRelation = _library("duckdb").from_arrow(self.arrow)
         return found
 
-    def _repr_html_(self) -> str | None:
-        """Return the first and last rows for a notebook, texts escaped; None, for plain text, without pandas."""
-        if importlib.util.find_spec("pandas") is None:
-            return None
-        return str(self.to_pandas().to_html(max_rows=10, max_cols=20, notebook=True, escape=True))
+    def to_arrow(self) -> pa.Table:
+        """Return the rows as a `pyarrow.Table`."""
+        return self.arrow
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.columns)
+        return f"<{len(self):,} rows of {names}; to_pandas(), to_polars(), to_duckdb() or to_arrow() hand them out>"
+
+    def _repr_html_(self) -> str:
+        return table_html(self.arrow)

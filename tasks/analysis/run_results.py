@@ -5,7 +5,7 @@ Documented in docs/guides/notebook.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,19 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.core.tables import find_table
+from treadle.report.summary import label_prefixes
+from treadle.tasks.analysis.action_space import (
+    NUM_QUESTIONS,
+    PER_QUESTION,
+    ActionSpace,
+    RolloutTable,
+    action_space,
+    configured_encoder,
+    encoder_of,
+)
 from treadle.tasks.analysis.row_table import RowTable
-from treadle.tasks.inspection.lineage import FoundRollout, find_rollout
+from treadle.tasks.analysis.shown import RunTrajectory, run_html
+from treadle.tasks.inspection.lineage import find_rollout
 
 ASKED = ("question", "choices", "answers", "split")
 """Columns of `questions` that are joined to trajectories; `answers` are the accepted gold answers."""
@@ -38,6 +49,17 @@ class RunResults:
 
     def __repr__(self) -> str:
         return f"<run {self.run.run_id}: {', '.join(self.instances) or 'nothing finished'}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                record.address,
+                ", ".join(f"{kind} ({ref.num_rows:,})" for kind, ref in record.outputs.items()),
+                record.finished_at,
+            )
+            for record in self.run.records()
+        ]
+        return run_html(self.run.run_id, self.run.info.created_at, rows)
 
     @property
     def instances(self) -> list[str]:
@@ -110,12 +132,43 @@ class RunResults:
         """Return the figures of the report: one row per model, data set and figure, with intervals."""
         return self.table("summary", iteration=iteration)
 
-    def trajectory(self, key: str) -> FoundRollout:
+    def trajectory(self, key: str) -> RunTrajectory:
         """Return a trajectory with its question, verdict, segments and calls, by its key or a unique prefix.
 
-        `2/<key>` selects that of the second iteration. Raises DataError.
+        `2/<key>` selects that of the second iteration. A notebook shows it as text. Raises DataError.
         """
-        return find_rollout(self.run, key)
+        return RunTrajectory.of(find_rollout(self.run, key))
+
+    def action_space(
+        self,
+        *,
+        models: Sequence[str] | None = None,
+        iteration: int | None = None,
+        num_questions: int = NUM_QUESTIONS,
+        per_question: int = PER_QUESTION,
+        encoder: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> ActionSpace:
+        """Return trajectories as points in a plane by t-SNE, one colour per model: `.svg`, and `.points` as a table.
+
+        `encoder` has the keys of `environment.search.encoder`; by default it is that of the run's vector search, else
+        texts are compared by their letters. Equal arguments give equal points on one machine. Raises ConfigError,
+        RunError, or DataError if there are too few trajectories.
+        """
+        records = self._records("rollouts", iteration)
+        prefixes = label_prefixes([(Address.parse(one.address), one.outputs["rollouts"].digest) for one in records])
+        return action_space(
+            [
+                RolloutTable(self.run.rows(record.outputs["rollouts"]), prefix)
+                for record, prefix in zip(records, prefixes, strict=True)
+                if prefix is not None
+            ],
+            models=models,
+            num_questions=num_questions,
+            per_question=per_question,
+            encoder=configured_encoder(self.run) if encoder is None else encoder_of(encoder),
+            seed=seed,
+        )
 
     def _kinds(self) -> list[str]:
         return sorted({kind for record in self.run.records() for kind in record.outputs})

@@ -21,7 +21,6 @@ from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.environments.stored_settings import environment_label
 from treadle.stages.registry import other_names, stage_entry
-from treadle.tasks.analysis.shown import trajectory_html
 from treadle.tasks.inspection.pool_tree import pool_trees
 from treadle.tasks.inspection.rows import environment_type_of, full_key, rows_with
 from treadle.viewer.trajectory_changes import TrajectoryChanges, changes_between
@@ -60,10 +59,6 @@ class FoundRollout:
     def environment_label(self) -> str:
         """Type of its environment, with its name if it is not the default one."""
         return environment_label(self.rollout["environment"], self.environment)
-
-    def _repr_html_(self) -> str:
-        """Return the trajectory for a notebook: texts of models and tools escaped and bounded."""
-        return trajectory_html(self.rollout, self.question, self.score, self.segments)
 
     @property
     def changes(self) -> TrajectoryChanges | None:

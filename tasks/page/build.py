@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from treadle.core.runs.run import Run
-from treadle.report.page.document import Page, render_page
+from treadle.report.page.document import Page, Section, render_page
 from treadle.report.page.inline_svg import SERIES
 from treadle.tasks.page.behaviour import behaviour_section, endings_section
 from treadle.tasks.page.comparisons import comparisons_section
@@ -21,16 +21,21 @@ from treadle.tasks.page.training import training_sections
 from treadle.tasks.page.verdict_sources import decided_section
 from treadle.tasks.summaries.report_tables import imported_lines
 
+FurtherSection = Callable[[Sequence[EvaluatedModel]], tuple[list[Section], list[str]]]
+"""Builder of a section that only some pages have: returns it, or notes on why it is missing."""
 
-def report_page(runs: Sequence[Run]) -> bytes:
+
+def report_page(runs: Sequence[Run], further: FurtherSection | None = None) -> bytes:
     """Return the page as an HTML file, deterministic for the same runs. Sections without data are left out."""
     sources = [PageRun(run, label) for run, label in zip(runs, _labels(runs), strict=True)]
     models = evaluated_models(sources)
+    more, missing = further(models) if further is not None and models else ([], [])
     sections = [
         *headline_section(models),
         *problems_section(sources),
         *comparisons_section(models),
         *radar_section(models),
+        *more,
         *behaviour_section(models),
         *latency_section(models),
         *endings_section(models),
@@ -39,7 +44,7 @@ def report_page(runs: Sequence[Run]) -> bytes:
         *cost_section(sources),
         *manifest_section(sources),
     ]
-    notes = [note for source in sources for note in source.notes()]
+    notes = [*missing, *(note for source in sources for note in source.notes())]
     notes += dict.fromkeys(note for model in models for note in _imported(model))
     if not models and not notes:
         notes = ["Nothing was evaluated yet, so there are no figures of models."]

@@ -96,8 +96,11 @@ def test_other_tables_reports_and_trajectories_are_found(run: RunResults) -> Non
 
 
 def test_texts_are_escaped_in_a_notebook(run: RunResults) -> None:
-    page = run.questions()._repr_html_()
-    assert "Orla &lt;b&gt;" in page and "<b>?" not in page
+    key = run.rollouts(columns=["rollout_key", "question"]).to_pandas().set_index("question")["rollout_key"]
+    for shown in (run.questions(), run.trajectory(key["Who wrote the song Orla <b>?"].iloc[0])):
+        page = shown._repr_html_()
+        assert "Orla &lt;b&gt;" in page and "<b>?" not in page
+    assert "1/scores@weak" in run._repr_html_()
 
 
 def test_library_that_is_not_installed_is_named(run: RunResults, monkeypatch: pytest.MonkeyPatch) -> None:
