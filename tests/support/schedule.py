@@ -8,7 +8,13 @@ from xdist.scheduler import LoadScopeScheduling
 
 SPREAD = ("test_docs_commands.py",)
 """Files whose tests share nothing that takes long to make."""
-PREFECT = ("test_curriculum_deployments.py", "test_deployments.py", "test_docs_prefect.py", "test_secrets_and_kills.py")
+PREFECT = (
+    "test_curriculum_deployments.py",
+    "test_deployments.py",
+    "test_docs_prefect.py",
+    "test_schedules.py",
+    "test_secrets_and_kills.py",
+)
 """Files whose tests use one Prefect server."""
 
 
