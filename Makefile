@@ -113,12 +113,16 @@ docs: $(INSTALLED) ## Generate docs/reference from the code
 	@PYTHONPATH=tests $(BIN)/python -m support.model_servers.server_table docs/reference/model-servers.md
 
 versions: ## Unit tests and the demo of the tutor with each Python that is here, in environments of their own (1 GB each)
-	@for version in $(PYTHONS); do \
-	  python=$$(ls -d $$(command -v python$$version) $$HOME/.pyenv/versions/$$version*/bin/python $$HOME/.local/share/uv/python/cpython-$$version*/bin/python$$version 2>/dev/null | while read one; do $$one -c 'import sys, ensurepip; sys.exit("%d.%d" % sys.version_info[:2] != "'$$version'")' 2>/dev/null && echo $$one && break; done); \
+	@failed=; for version in $(PYTHONS); do \
+	  python=; \
+	  for one in $$(type -P -a python$$version || true) $$HOME/.pyenv/versions/$$version*/bin/python $$HOME/.local/share/uv/python/cpython-$$version*/bin/python$$version; do \
+	    $$one -c 'import sys, ensurepip; sys.exit("%d.%d" % sys.version_info[:2] != "'$$version'")' 2>/dev/null && { python=$$one; break; }; \
+	  done; \
 	  test -n "$$python" || { echo "==> Python $$version: not on this machine"; continue; }; \
 	  folder=$$(mktemp -d); echo "==> Python $$version ($$python) in $$folder"; \
-	  git clone -q . $$folder/treadle && $(MAKE) -C $$folder/treadle --no-print-directory PYTHON=$$python unit demo-quick && rm -rf $$folder; \
-	done
+	  { git clone -q . $$folder/treadle && $(MAKE) -C $$folder/treadle --no-print-directory PYTHON=$$python unit demo-quick; } || failed="$$failed $$version"; \
+	  rm -rf $$folder; \
+	done; test -z "$$failed" || { echo "failed with Python$$failed"; exit 1; }
 
 clean: ## Remove the environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info
