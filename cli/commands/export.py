@@ -163,7 +163,7 @@ def trajectories(
     The folder has a card with the columns. It is written completely or not at all.
     """
     from treadle.core.runs.run import Run
-    from treadle.tasks.analysis.trajectories import export_trajectories
+    from treadle.tasks.exchange.trajectories_export import export_trajectories
 
     wanted = ExportOptions(run_id, None, out, force, root, as_json)
     facts = export_trajectories(Run.open(root, run_id), out, model=model, iteration=iteration, replace=force)

@@ -105,9 +105,10 @@ class RunResults:
 
         The columns are those of `treadle export trajectories`; errors are as for `rollouts`.
         """
-        from treadle.tasks.analysis.trajectories import trajectories
+        from treadle.tasks.analysis.trajectories import READ, with_measures
 
-        return trajectories(self, model=model, iteration=iteration)
+        rows = self.rollouts(model=model, iteration=iteration, columns=READ).to_arrow()
+        return RowTable(with_measures(rows, self.run))
 
     def pools(self, *, iteration: int | None = None, columns: Sequence[str] | None = None) -> RowTable:
         """Return the trajectories of pools, with their verdicts, joined with questions and gold answers."""

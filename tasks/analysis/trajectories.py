@@ -1,4 +1,4 @@
-"""Join rollouts with all that is known of them into one table for analysis, and export it.
+"""Join rollouts with all that is known of them into one table for analysis.
 
 One row per rollout: question, gold answers, prediction, verdict, calls by tool, tokens and seconds.
 """
@@ -6,16 +6,11 @@ One row per rollout: question, gold answers, prediction, verdict, calls by tool,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from treadle.core.errors import RunError
 from treadle.core.runs.run import Run
-from treadle.core.store.exported import new_folder, write_facts
-from treadle.tasks.analysis.row_table import RowTable
-from treadle.tasks.analysis.run_results import RunResults
 
 _TOOL_FIELDS = [("tool", pa.string()), ("requested", pa.int32()), ("executed", pa.int32()), ("failed", pa.int32())]
 COLUMNS: Mapping[str, tuple[pa.DataType, str]] = {
@@ -54,24 +49,23 @@ SCHEMA = pa.schema([pa.field(name, kind, metadata={"doc": doc}) for name, (kind,
 _SAME = {"gold": "answers", "right": "correct", "num_calls": "calls_executed", "num_failed_calls": "failed_calls",
          "calls": "tools"}  # fmt: skip
 """Column -> column of rollouts that it is."""
+READ = (
+    "rollout_key", "instance", "model", "dataset", "domain", "split", "environment", "sample_index", "question_key",
+    "question", "answers", "prediction", "correct", "score", "scorer", "status", "truncated", "text", "num_turns",
+    "calls_executed", "failed_calls", "tools", "prompt_tokens", "completion_tokens", "samples",
+)  # fmt: skip
+"""Columns of joined rollouts that are read."""
 _MEASURED = ("seconds", "model_seconds", "tool_seconds")
-_FILE = "data/trajectories.parquet"
 
 
-def trajectories(results: RunResults, *, model: str | None = None, iteration: int | None = None) -> RowTable:
-    """Return one row per rollout with the columns of `COLUMNS`; see `RunResults.rollouts` for arguments and errors."""
-    wanted = [
-        "rollout_key", "instance", "model", "dataset", "domain", "split", "environment", "sample_index", "question_key",
-        "question", "answers", "prediction", "correct", "score", "scorer", "status", "truncated", "text", "num_turns",
-        "calls_executed", "failed_calls", "tools", "prompt_tokens", "completion_tokens", "samples",
-    ]  # fmt: skip
-    rows = results.rollouts(model=model, iteration=iteration, columns=wanted).to_arrow()
-    measured = dict(_measured(results.run))
+def with_measures(rows: pa.Table, run: Run) -> pa.Table:
+    """Return one row per rollout with the columns of `COLUMNS`; `rows` are rollouts with the columns `READ`."""
+    measured = dict(_measured(run))
     batches = [
         pa.RecordBatch.from_pylist([_row(row, measured) for row in batch.to_pylist()], schema=SCHEMA)
         for batch in rows.to_batches(max_chunksize=1_024)
     ]
-    return RowTable(pa.Table.from_batches(batches, schema=SCHEMA))
+    return pa.Table.from_batches(batches, schema=SCHEMA)
 
 
 def _row(rollout: Mapping[str, Any], measured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -101,31 +95,3 @@ def _measured(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
         with run.storage.open(key) as file:
             for row in pq.read_table(file, columns=["rollout_key", *_MEASURED]).to_pylist():
                 yield row["rollout_key"], row
-
-
-def export_trajectories(
-    run: Run, target: Path, *, model: str | None = None, iteration: int | None = None, replace: bool = False
-) -> dict[str, Any]:
-    """Write `trajectories` as a data set into a new folder, whose parquet is in `data/`; return a summary.
-
-    Raises RunError if no rollouts have finished, ConfigError and StorageError as `new_folder` does.
-    """
-    import pyarrow.parquet as pq
-
-    rows = trajectories(RunResults(run), model=model, iteration=iteration).to_arrow()
-    if not rows.num_rows:
-        raise RunError(f"run {run.run_id} has no rollouts")
-    facts = {"kind": "trajectories", "run": run.run_id, "num_rows": rows.num_rows}
-    with new_folder(target, replace=replace) as folder:
-        (folder / _FILE).parent.mkdir()
-        pq.write_table(rows, folder / _FILE, compression="zstd")
-        (folder / "README.md").write_text(_card(run.run_id, rows.num_rows), encoding="utf-8")
-        write_facts(folder, facts)
-    return {**facts, "folder": str(target)}
-
-
-def _card(run_id: str, num_rows: int) -> str:
-    lines = ["---", "configs:", "- config_name: default", '  data_files: "data/*.parquet"', "---", ""]
-    lines += ["# trajectories", "", f"{num_rows:,} rollouts of run {run_id}, joined with questions and verdicts.", ""]
-    lines += ["| column | type | meaning |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| `{name}` | {kind} | {doc} |" for name, (kind, doc) in COLUMNS.items()), ""])

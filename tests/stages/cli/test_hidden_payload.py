@@ -101,7 +101,7 @@ def test_exports_leave_the_payload_out(ran: tuple[Desk, Done]) -> None:
     desk, _ = ran
     told = desk.treadle("export", "dataset", "questions", "--run", "r", "--out", "out/q", "--json").succeeded().json()
     assert told["left_out"] == ["payload"] and told["num_rows"] == NUM_TASKS
-    (part,) = (desk.folder / "out/q").glob("*.parquet")
+    (part,) = (desk.folder / "out/q").glob("data/*.parquet")
     table = pq.read_table(part)
     assert table.num_rows == NUM_TASKS and "payload" not in table.column_names and "meta" in table.column_names
     assert "hidden from models are not in this copy: `payload`" in (desk.folder / "out/q/README.md").read_text()

@@ -68,7 +68,7 @@ def test_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ObjectStorage, "put_if", watched)
     ref = write(tmp_path, ROWS)
-    assert sorted(there) == ["README.md", "data/part-00000.parquet"]
+    assert sorted(there) == ["README.md", "part-00000.parquet"]
     assert artifact_exists(open_storage(tmp_path), ref)
 
 

@@ -430,7 +430,7 @@ def test_payloads_reach_the_engine_in_a_hidden_file_and_nothing_else(tmp_path: P
     holders = {path.name for path in folder.path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()}
     assert holders <= {folder.payloads.name} and "canary" not in str(pq.read_table(folder.parquet).to_pylist())
     record = train(run, start, {}, environment=environment)
-    tables = [path for path in Path(run.storage.root).rglob("*.parquet") if path.parent.parent.name != "questions"]
+    tables = [path for path in Path(run.storage.root).rglob("*.parquet") if path.parents[2].name != "questions"]
     assert tables and not any("canary" in str(pq.read_table(path).to_pylist()) for path in tables)
     assert record.metrics["rows"] == 4
 

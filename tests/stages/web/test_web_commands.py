@@ -271,10 +271,10 @@ def test_recorded_run_is_replayed_offline_by_another_and_no_key_is_stored(tmp_pa
     treadle(desk, *run, "second").failed("no such folder", "--set environment.search.web.recorded_in=", code=1)
     shutil.copytree(folder, moved)
     treadle(desk, *run, "second", "--set", f'environment.search.web.recorded_in="{moved}"', "--dry-run").succeeded()
-    (part,) = moved.glob("*.parquet")
+    (part,) = moved.glob("data/*.parquet")
     part.unlink()
     treadle(desk, "web", "show", str(moved), cache="new").failed("is missing: copy the whole folder", code=1)
-    (part,) = Path(folder).glob("*.parquet")
+    (part,) = Path(folder).glob("data/*.parquet")
     part.write_bytes(part.read_bytes() + b"x")
     treadle(desk, "verify", "--run", "second").failed(folder, "data/part-00000.parquet has changed", code=1)
     kept = [path for path in (tmp_path / "desk").rglob("*") if path.is_file()]

@@ -148,6 +148,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "RlOptions.prompts_per_step": (8,),
     "RlOptions.variant": ("cuda",),
     "RlOptions.trackers": (["wandb"],),
+    "FlowSettings.trackers": (["tensorboard"],),
     "SelectionOptions.quotas": ({"qa": 5},),
     "RlOptions.shares": ({"default": 1.0},),
     "ReportSettings.areas": ({"questions": "math"},),

@@ -214,7 +214,7 @@ def test_missing_table_is_reported_and_the_others_are_shown(tmp_path: Path) -> N
 def data_file(root: Path, run: Run, kind: str) -> Path:
     """Return the first data file of the last table of a kind."""
     (*_, ref) = (record.outputs[kind] for record in run.records() if kind in record.outputs)
-    return min((root / ref.folder).glob("*.parquet"))
+    return min((root / ref.folder).glob("data/*.parquet"))
 
 
 @pytest.mark.parametrize("kind", ["rollouts", "scores", "judgements", "questions"])
@@ -301,7 +301,7 @@ def test_changed_file_is_not_shown(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "a", "q1", ("text", "x" * 300))])
     part = Catalogue(run, refresh_s=0).snapshot().parts["1/rollouts@base"]
-    (file,) = (tmp_path / run.records()[0].outputs["rollouts"].folder).glob("*.parquet")
+    (file,) = (tmp_path / run.records()[0].outputs["rollouts"].folder).glob("data/*.parquet")
     content = bytearray(file.read_bytes())
     content[len(content) // 3] ^= 1
     file.write_bytes(content)

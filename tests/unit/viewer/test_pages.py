@@ -271,7 +271,7 @@ def test_unexpected_error_returns_a_page(
 def test_trajectory_is_shown_without_changed_data_and_says_so(tmp_path: Path, kind: str) -> None:
     run = example_run(tmp_path)
     (ref,) = [record.outputs[kind] for record in run.records() if kind in record.outputs]
-    (file,) = (tmp_path / ref.folder).glob("*.parquet")
+    (file,) = (tmp_path / ref.folder).glob("data/*.parquet")
     viewer = client(run)
     assert viewer.get("/").status_code == 200
     content = bytearray(file.read_bytes())

@@ -228,7 +228,7 @@ def test_nothing_shows_the_payload_of_a_rejected_row(
     assert "[payload]" in result.quarantine[0]["raw"]
     assert SECRET in result.questions[0]["payload"]
     files = [path for path in bench.folder.rglob("*") if path.is_file() and path.name != "q.jsonl"]
-    assert {p.parent.parent.name for p in files if SECRET.encode() in p.read_bytes()} <= {"questions"}
+    assert {p.parent.parent.parent.name for p in files if SECRET.encode() in p.read_bytes()} <= {"questions"}
 
 
 def test_unconfigured_split_column_is_not_reported_from_the_payload(

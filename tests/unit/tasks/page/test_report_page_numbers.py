@@ -396,7 +396,7 @@ def test_table_damaged_in_its_middle_counts_as_missing(tmp_path: Path, monkeypat
     run = counted_run(tmp_path, "run", [Scored(scores("m", only({0, 1, 2}, 12)))])
     assert isinstance(run.storage, LocalStorage)
     scored = next(record for record in run.records() if record.stage == "scores").outputs["scores"]
-    parts = sorted((tmp_path / scored.folder).glob("*.parquet"))
+    parts = sorted((tmp_path / scored.folder).glob("data/*.parquet"))
     assert len(parts) == 3
     parts[1].write_bytes(parts[1].read_bytes()[:-1] + b"!")
     page = report_page([run])

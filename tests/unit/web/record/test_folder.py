@@ -162,7 +162,7 @@ def test_empty_record_is_valid(tmp_path: Path) -> None:
 def test_record_is_unpacked_once(tmp_path: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     open_record(folder).close()
-    for part in folder.glob("*.parquet"):
+    for part in folder.glob("data/*.parquet"):
         part.unlink()
     assert open_record(str(folder)).get(FAILED.key) == FAILED
 
