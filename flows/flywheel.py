@@ -11,20 +11,23 @@ from typing import Any
 from prefect import State, flow, get_run_logger
 from prefect.states import Completed
 
+from treadle.core.errors import ConfigError
 from treadle.tasks.catalog import flow_instances
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.flow_part import flow_part
 from treadle.tasks.planning.run_setup import open_run, resolve_config, with_run_defaults
+from treadle.tasks.prefect.brief_errors import report_errors_briefly
 from treadle.tasks.prefect.flow_runs import begin_flow_run, compact_events, flow_log
 from treadle.tasks.prefect.helper_flow import help_from_flow
+from treadle.tasks.prefect.run_names import flow_run_name, run_id_of
 from treadle.tasks.prefect.stage_task import run_stage
 from treadle.tasks.run_instances import run_instances
 from treadle.tasks.serving.servers import ModelServers
 
 
-@flow(name="flywheel", flow_run_name="{run_id}")
+@flow(name="flywheel", flow_run_name=flow_run_name)
 def flywheel(
-    run_id: str,
+    run_id: str | None = None,
     config_file: Path | None = None,
     config: TreadleConfig | None = None,
     root: str = "outputs",
@@ -36,7 +39,7 @@ def flywheel(
     """Run every stage of one run, skipping those whose inputs and settings did not change.
 
     Args:
-        run_id: Name of the run; an existing one is resumed.
+        run_id: Name of the run; an existing one is resumed. Empty: a new run named after the file and the planned time.
         config_file: TOML file. With neither this nor `config` the run must exist, and its own configuration is used.
         config: Keys that override the file's, or the whole configuration.
         root: Location of runs and data: a folder, relative to where the flow runs, or `s3://bucket/prefix`.
@@ -45,6 +48,10 @@ def flywheel(
         start_from: Instance to start from, such as `2/sft`; earlier results are used as they are.
         without: Instances that are left out or used as they are, such as `1/report`.
     """
+    report_errors_briefly()
+    if not (run_id or config_file or config):
+        raise ConfigError("neither `run_id` nor `config_file` nor `config` is set; set one of them")
+    run_id = run_id_of(run_id, config_file)
     wanted = resolve_config(root, run_id, config_file, config)
     begin_flow_run(wanted, run_id)
     resolved = with_run_defaults(wanted, root, run_id)
@@ -95,6 +102,7 @@ def stage(
         accept_failures: Count units that could not be finished as failed, up to the stage's `max_error_rate`.
         retry: Run only those rows of its result again that ended with one of these statuses, such as `timeout`.
     """
+    report_errors_briefly()
     wanted = resolve_config(root, run_id, config_file, config)
     begin_flow_run(wanted, run_id, instance)
     resolved = with_run_defaults(wanted, root, run_id)
@@ -115,4 +123,5 @@ def work(run_id: str, instance: str, root: str) -> State[None]:
         instance: The stage instance, such as `1/pools`.
         root: Location of the run: an absolute folder or `s3://bucket/prefix`.
     """
+    report_errors_briefly()
     return Completed(message=help_from_flow(run_id, instance, root))

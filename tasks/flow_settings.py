@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
@@ -48,6 +48,13 @@ class FlowSettings(Section):
     workers: Operational[int] = Field(default=0, ge=0, le=MAX_SHARDS)
     """Number of flow runs of the deployment `work/shards` that a flow run requests to help with stages whose `shards`
     is above 1. No effect without Prefect: start `treadle work` yourself.
+    """
+
+    trackers: Operational[tuple[Literal["wandb", "mlflow", "tensorboard"], ...]] = ()
+    """Experiment trackers that get the figures of each finished stage: its counts, and from `report` those of each
+    model and data set. Steps are iterations, or phases. `wandb` and `mlflow` must be installed next to Treadle and read
+    their environment variables; without a key W&B writes offline. `tensorboard` needs no package: its files are in
+    `tensorboard/<run>` of the root, or TENSORBOARD_LOGGING_DIR. Trainings report by `sft.trackers` and `rl.trackers`.
     """
 
     @model_validator(mode="after")

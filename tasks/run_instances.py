@@ -17,6 +17,7 @@ from treadle.tasks.estimate.reruns import rerun_note
 from treadle.tasks.planning.forced_runs import forced_run, imported_from, is_forced
 from treadle.tasks.planning.plan import check_import
 from treadle.tasks.serving.servers import ModelServers
+from treadle.tasks.trackers.reporting import report_to_trackers, trackers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,10 @@ def run_instance(
     """Run `execute`, with running model servers if the configuration asks for them and there is work to do.
 
     `servers` are those of the flow that the instance is part of; by default it starts its own. `notify` is told
-    beforehand which paid results are computed again. Also raises RunError if an imported result would be replaced,
-    unless forced.
+    beforehand which paid results are computed again, and of trackers that fail. Also raises RunError if an imported
+    result would be replaced, unless forced, and ConfigError if the package of a tracker is missing.
     """
+    trackers = trackers_of(run)
     if not force:
         check_import(instance, run)
     if (line := rerun_note(instance, run, force=force)) is not None:
@@ -92,7 +94,7 @@ def run_instance(
         served = stack.enter_context(
             servers.serving(instance, lambda: bool(force or retry) or planned_action(instance, run) == "run")
         )
-        return execute(
+        record = execute(
             served,
             run,
             force=force,
@@ -101,3 +103,5 @@ def run_instance(
             progress=progress,
             helper_scope=helper_scope,
         )
+    report_to_trackers(trackers, record, run, notify)
+    return record

@@ -85,7 +85,7 @@ def sft_rows(wanted: ExportOptions, format_name: str, results: str) -> None:
 )
 @export_options("Instance that made the rows, such as 1/selection@phase-2; default: that of the last phase.")
 def rl_rows(wanted: ExportOptions) -> None:
-    """Write the rows of a stage `selection` as train.parquet in verl's schema.
+    """Write the rows of a stage `selection` as data/train.parquet in verl's schema.
 
     The folder also contains export.json. It is written completely or not at all.
     """
@@ -141,6 +141,33 @@ def dataset(wanted: ExportOptions, kind: str) -> None:
 
     facts = export_dataset(*wanted.found(kind), kind, wanted.out, replace=wanted.force)
     wanted.tell(facts, f"{facts['num_rows']:,} rows {kind} of {facts['instance']}: {wanted.out}")
+
+
+@export.command(
+    "trajectories",
+    short_help="One joined table: questions, gold answers, predictions, verdicts, calls, tokens and seconds.",
+    epilog="Example:  treadle export trajectories --run first --out trajectories",
+)
+@click.option("--model", help="Only the rollouts of this model.")
+@click.option("--iteration", type=int, help="Only those of this iteration; default: each rollout once.")
+@run_option
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--force", is_flag=True, help="Replace an earlier export in that folder.")
+@root_option
+@json_option
+def trajectories(
+    run_id: str, out: Path, force: bool, root: str, as_json: bool, model: str | None, iteration: int | None
+) -> None:
+    """Write one row per rollout with all that is known of it, as parquet for pandas, polars, DuckDB and `datasets`.
+
+    The folder has a card with the columns. It is written completely or not at all.
+    """
+    from treadle.core.runs.run import Run
+    from treadle.tasks.analysis.trajectories import export_trajectories
+
+    wanted = ExportOptions(run_id, None, out, force, root, as_json)
+    facts = export_trajectories(Run.open(root, run_id), out, model=model, iteration=iteration, replace=force)
+    wanted.tell(facts, f"{facts['num_rows']:,} trajectories of {run_id}: {out}; read the folder {out / 'data'}")
 
 
 @export.command(

@@ -1,6 +1,6 @@
 """Write, read and verify artifacts: immutable tables named by a digest of their content.
 
-An artifact is a folder `artifacts/<kind>/<digest>` with parquet parts, extra files, a data set card and
+An artifact is a folder `artifacts/<kind>/<digest>` with parquet parts in `data/`, extra files, a data set card and
 `artifact.json`. It is published atomically and never changes. Its digest covers the data files only, so equal rows give
 an equal name, whenever and however they were made.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import ArtifactError
-from treadle.core.store.parquet import TableWriter
+from treadle.core.store.parquet import DATA_FOLDER, TableWriter
 from treadle.core.store.roots import Storage
 from treadle.core.store.storage import storage_errors
 from treadle.core.tables import Table
@@ -124,8 +124,8 @@ class ArtifactWriter:
         self._extra += [f"{name}/{path.relative_to(source)}" for path in files]
 
     def _check_name(self, name: str) -> None:
-        taken = {_MANIFEST, _CARD, *(extra.partition("/")[0] for extra in self._extra)}
-        if not name or Path(name).name != name or name.startswith((".", "part-")) or name in taken:
+        taken = {_MANIFEST, _CARD, DATA_FOLDER, *(extra.partition("/")[0] for extra in self._extra)}
+        if not name or Path(name).name != name or name.startswith(".") or name.endswith(".parquet") or name in taken:
             raise ArtifactError(f"{name!r} cannot be used as a file name in artifact {self._table.kind}")
 
     def commit(self) -> ArtifactRef:
@@ -174,6 +174,11 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
         raise ArtifactError(f"{where} is damaged: {error.errors()[0]['msg']}") from None
+    if old := next((one.name for one in manifest.files if one.name.endswith(".parquet") and "/" not in one.name), ""):
+        raise ArtifactError(
+            f"{where} lists {old}, as earlier versions of Treadle did; this one reads {DATA_FOLDER}/{old}: rerun the "
+            "stage that produces it"
+        )
     if _digest(manifest.files) != manifest.digest:
         raise ArtifactError(f"{where} is damaged: its file list does not match its digest")
     return manifest
@@ -243,7 +248,7 @@ def _card(table: Table, manifest: Manifest) -> str:
         "---",
         "configs:",
         "- config_name: default",
-        '  data_files: "part-*.parquet"',
+        '  data_files: "data/*.parquet"',
         "---",
         "",
         f"# {table.kind}",
@@ -260,8 +265,8 @@ def _card(table: Table, manifest: Manifest) -> str:
             for field in table.schema
         ),
         "",
-        'Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet(sorted(glob("part-*.parquet")))`,',
-        "`polars.read_parquet(\"part-*.parquet\")` or `SELECT * FROM 'part-*.parquet'` in DuckDB.",
+        'Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet(folder + "/data")`,',
+        "`polars.read_parquet(folder + \"/data\")` or `SELECT * FROM 'data/*.parquet'` in DuckDB.",
         "",
     ]
     return "\n".join(lines)

@@ -23,10 +23,12 @@ ROW_GROUP_ROWS = 4096
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 PART_ROW_GROUPS = 64
 _CHUNK_ROWS = 256
+DATA_FOLDER = "data"
+"""Folder of the parts: pandas and polars read a folder of parquet files only if it has no other files."""
 
 
 class TableWriter:
-    """A writer of checked rows to `<folder>/<name>` or, in several parts, to `part-00000.parquet` and so on.
+    """A writer of checked rows to `<folder>/<name>` or, in several parts, to `data/part-00000.parquet` and so on.
 
     A row group ends after 4,096 rows or 32 MiB of text and numbers, a part after 64 row groups. Rows must have exactly
     the columns of the table.
@@ -151,8 +153,9 @@ class TableWriter:
     def _open_part(self) -> None:
         import pyarrow.parquet as pq
 
-        name = self._name or f"part-{len(self.files):05d}.parquet"
+        name = self._name or f"{DATA_FOLDER}/part-{len(self.files):05d}.parquet"
         with storage_errors("write", self._folder / name):
+            (self._folder / name).parent.mkdir(exist_ok=True)
             self._file = pq.ParquetWriter(str(self._folder / name), self._schema, compression="zstd")
         self.files.append(name)
         self._part_groups = 0

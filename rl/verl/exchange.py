@@ -21,17 +21,18 @@ from treadle.core.untrusted.input_files import read_rows
 from treadle.rl.verl.data import write_verl
 from treadle.rl.verl.rows import DATA_SOURCES, VERL_COLUMNS, domain_of, gold_answers, texts_of
 
-TRAIN_FILE = "train.parquet"
+TRAIN_FILE = "data/train.parquet"
 SOURCES_FILE = "questions.toml"
 _FIELDS = (("source", "dataset"), ("question", "question"), ("answer", "answer"), ("split", "split"))
 
 
 def export_verl(rows: Rows, target: Path, *, origin: Mapping[str, str], replace: bool = False) -> int:
-    """Write a table of `rl_rows` as `train.parquet` into a new folder; `origin` goes into `export.json`.
+    """Write a table of `rl_rows` as `data/train.parquet` into a new folder; `origin` goes into `export.json`.
 
     Returns the number of rows. Raises ConfigError if `target` is not usable, ArtifactError and StorageError.
     """
     with new_folder(target, replace=replace) as folder:
+        (folder / TRAIN_FILE).parent.mkdir()
         num_rows = write_verl(rows.batches(VERL_COLUMNS), folder / TRAIN_FILE)
         facts = {"kind": rows.kind, "format": "verl", "digest": rows.digest, "num_rows": num_rows}
         write_facts(folder, {**facts, **origin})

@@ -100,6 +100,15 @@ class RunResults:
             parts.append(table)
         return _selected(parts, "rollouts", self.run, model=model, columns=columns)
 
+    def trajectories(self, *, model: str | None = None, iteration: int | None = None) -> RowTable:
+        """Return one row per rollout with question, gold answers, prediction, verdict, calls by tool, tokens, seconds.
+
+        The columns are those of `treadle export trajectories`; errors are as for `rollouts`.
+        """
+        from treadle.tasks.analysis.trajectories import trajectories
+
+        return trajectories(self, model=model, iteration=iteration)
+
     def pools(self, *, iteration: int | None = None, columns: Sequence[str] | None = None) -> RowTable:
         """Return the trajectories of pools, with their verdicts, joined with questions and gold answers."""
         parts = []

@@ -74,11 +74,11 @@ def _of_stage(entry: StageEntry) -> FlowDeployment:
 def deploy(folder: Path, pool: str = POOL) -> None:
     """Create or update the pool, its queues and the deployments on the server of PREFECT_API_URL.
 
+    Schedules and parameters that users gave to the deployments stay.
     Flow runs work in `folder`: relative roots and configuration files are resolved against it.
     """
     from prefect.client.orchestration import get_client
     from prefect.flows import load_flow_from_entrypoint
-    from prefect.utilities.callables import parameter_schema
 
     # Without such a step, Prefect copies the deployment's folder into that of each flow run.
     steps = [{"prefect.deployments.steps.set_working_directory": {"directory": str(folder)}}]
@@ -90,23 +90,48 @@ def deploy(folder: Path, pool: str = POOL) -> None:
         made: dict[str, tuple[UUID, dict[str, Any]]] = {}
         for entrypoint in dict.fromkeys(item.entrypoint for item in wanted):
             flow: Flow[..., Any] = load_flow_from_entrypoint(entrypoint)
-            made[entrypoint] = client.create_flow(flow), parameter_schema(flow).model_dump_for_openapi()
+            made[entrypoint] = client.create_flow(flow), flow.parameters.model_dump_for_openapi()
         for item in wanted:
             flow_id, schema = made[item.entrypoint]
-            client.create_deployment(
-                flow_id,
-                item.name,
-                description=item.description,
-                entrypoint=item.entrypoint,
-                parameters=item.parameters,
-                parameter_openapi_schema=schema,
-                enforce_parameter_schema=True,
-                pull_steps=steps,
-                tags=[TAG],
-                work_pool_name=pool,
-                work_queue_name=item.queue,
-                job_variables={"env": dict(FLOW_RUN_ENV)},
-            )
+            _make_deployment(client, item, flow_id, _settings_of(item, schema, steps, pool))
+
+
+def _settings_of(
+    item: FlowDeployment, schema: dict[str, Any], steps: list[dict[str, Any]], pool: str
+) -> dict[str, Any]:
+    """Return what Treadle sets of a deployment, by the names of Prefect's API; parameters are only defaults."""
+    return {
+        "description": item.description,
+        "entrypoint": item.entrypoint,
+        "parameter_openapi_schema": schema,
+        "enforce_parameter_schema": True,
+        "pull_steps": steps,
+        "tags": [TAG],
+        "work_pool_name": pool,
+        "work_queue_name": item.queue,
+        "job_variables": {"env": dict(FLOW_RUN_ENV)},
+    }
+
+
+def _make_deployment(client: SyncPrefectClient, item: FlowDeployment, flow_id: UUID, settings: dict[str, Any]) -> None:
+    """Create a deployment, or update what differs; its schedules, and parameters that were changed, stay.
+
+    Prefect's way to update one is to create it again, which deletes its schedules. An unchanged one is left alone: the
+    server takes a second to check the schema of its parameters.
+    """
+    from prefect.client.schemas.actions import DeploymentUpdate
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        found = client.read_deployment_by_name(f"{item.flow}/{item.name}")
+    except ObjectNotFound:
+        client.create_deployment(flow_id, item.name, parameters=item.parameters, **settings)
+        return
+    there = found.model_dump(mode="json", include=set(settings))
+    if changed := {name: value for name, value in settings.items() if there[name] != value}:
+        # The server finds a queue by both names.
+        both = {name: settings[name] for name in ("work_pool_name", "work_queue_name")}
+        client.update_deployment(found.id, DeploymentUpdate(**changed | both))
 
 
 def _make_pool(client: SyncPrefectClient, name: str) -> None:

@@ -10,6 +10,8 @@ import pytest
 from support.servers.prefect_api import ask
 from support.tables.rl_tables import write_policy
 
+from treadle.core.runs.run import Run
+
 PHASED = [f"1/{stage}@phase-{phase}" for phase in (1, 2) for stage in ("rollouts", "scores", "selection", "rl")]
 MORE = """
 [flow]
@@ -36,29 +38,24 @@ rollouts = {{ samples_per_question = 6, datasets = ["world-lookup"] }}
 """
 
 
-def flow_run(prefect_home: Any, deployment: str, **parameters: str) -> None:
-    given = [part for name, value in parameters.items() for part in ("--param", f"{name}={value}")]
-    done = prefect_home.run("prefect", "deployment", "run", deployment, "--watch", *given)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def attempts(prefect_home: Any, root: Path) -> dict[str, tuple[str, int]]:
-    done = prefect_home.run("treadle", "status", "--run", "phased", "--root", str(root), "--json")
-    return {one["address"]: (one["state"], one["num_attempts"]) for one in json.loads(done.stdout)}
+def attempts(root: Path) -> dict[str, tuple[str, int]]:
+    """Return address -> state and number of attempts of the run."""
+    return {str(one.address): (one.state, one.num_attempts) for one in Run.open(root, "phased").statuses()}
 
 
 @pytest.fixture(scope="module")
 def phased(prefect_home: Any, sample_run_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run two phases with `prefect deployment run`; return their root."""
+    """Run two phases as a deployment; return their root."""
     folder = tmp_path_factory.mktemp("phased")
     config = folder / "run.toml"
     config.write_text(sample_run_config.read_text() + MORE.format(start=write_policy(folder / "start")))
-    flow_run(prefect_home, "flywheel/full", run_id="phased", config_file=str(config), root=str(folder / "root"))
+    given = {"run_id": "phased", "config_file": str(config), "root": str(folder / "root")}
+    prefect_home.run_deployment("flywheel/full", **given)
     return folder / "root"
 
 
 def test_deployed_curriculum_uses_one_task_run_per_instance(prefect_home: Any, phased: Path) -> None:
-    assert attempts(prefect_home, phased) == {address: ("completed", 1) for address in ("1/questions", *PHASED)}
+    assert attempts(phased) == {address: ("completed", 1) for address in ("1/questions", *PHASED)}
     made = {"flow_runs": {"name": {"any_": ["phased"]}}}
     assert ask("POST", f"{prefect_home.url}/task_runs/count", made) == 1 + len(PHASED)
 
@@ -77,6 +74,7 @@ def test_ui_shows_steps_and_curves_of_a_phase(prefect_home: Any, phased: Path) -
 @pytest.mark.sweep
 def test_stage_deployment_restarts_a_phase(prefect_home: Any, phased: Path) -> None:
     """The last one: it changes what the others look at."""
-    flow_run(prefect_home, "stage/rl", run_id="phased", instance="1/rl@phase-2", root=str(phased), force="true")
-    assert attempts(prefect_home, phased)["1/rl@phase-2"] == ("completed", 2)
-    assert attempts(prefect_home, phased)["1/rl@phase-1"] == ("completed", 1)
+    given = {"run_id": "phased", "instance": "1/rl@phase-2", "root": str(phased), "force": True}
+    prefect_home.run_deployment("stage/rl", **given)
+    assert attempts(phased)["1/rl@phase-2"] == ("completed", 2)
+    assert attempts(phased)["1/rl@phase-1"] == ("completed", 1)

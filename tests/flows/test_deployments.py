@@ -11,9 +11,11 @@ import pytest
 import yaml
 from support.servers.prefect_api import ask
 
+from treadle.core.runs.run import Run
 from treadle.stages.registry import stage_names
+from treadle.tasks.planning.run_setup import known_addresses
 
-from .conftest import wait_until
+from .conftest import checked, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,16 +25,25 @@ def test_every_stage_has_a_deployment() -> None:
     assert {item["name"] for item in deployments} == {"full", "full-on-gpu", "shards", *stage_names()}
 
 
+@pytest.mark.sweep
+def test_prefect_deploys_the_whole_file(prefect_home) -> None:
+    checked(prefect_home.run("prefect", "--no-prompt", "deploy", "--all"))
+    made = ask("POST", f"{prefect_home.url}/deployments/filter", {"limit": 50})
+    assert {item["name"] for item in made} >= {"full", "full-on-gpu", "shards", *stage_names()}
+
+
 @pytest.fixture(scope="module")
 def deployed_run(prefect_home, sample_run_config, tmp_path_factory):
-    """Return a run made by `prefect deployment run`, finished."""
+    """Return the root of a run made by a deployment, finished."""
     root = tmp_path_factory.mktemp("outputs")
-    done = prefect_home.run(
-        "prefect", "deployment", "run", "flywheel/full", "--watch",
-        "--param", "run_id=deployed", "--param", f"config_file={sample_run_config}", "--param", f"root={root}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    prefect_home.run_deployment("flywheel/full", run_id="deployed", config_file=str(sample_run_config), root=str(root))
     return root
+
+
+def attempts(root: Path) -> dict[str, int]:
+    """Return address -> number of attempts of the run."""
+    run = Run.open(root, "deployed")
+    return {str(address): len(run.attempts(address)) for address in known_addresses(run)}
 
 
 def test_command_line_recognises_a_finished_deployed_run(prefect_home, deployed_run) -> None:
@@ -43,29 +54,19 @@ def test_command_line_recognises_a_finished_deployed_run(prefect_home, deployed_
 
 
 def test_stage_deployment_reruns_one_stage(prefect_home, deployed_run) -> None:
-    done = prefect_home.run(
-        "prefect", "deployment", "run", "stage/scores", "--watch", "--param", "run_id=deployed",
-        "--param", "instance=1/scores@tutor", "--param", f"root={deployed_run}", "--param", "force=true",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    status = prefect_home.run("treadle", "status", "--run", "deployed", "--root", str(deployed_run), "--json")
-    attempts = {item["address"]: item["num_attempts"] for item in json.loads(status.stdout)}
-    assert attempts["1/scores@tutor"] == 2
-    assert attempts["1/rollouts@tutor"] == 1
+    given = {"run_id": "deployed", "instance": "1/scores@tutor", "root": str(deployed_run), "force": True}
+    prefect_home.run_deployment("stage/scores", **given)
+    assert attempts(deployed_run)["1/scores@tutor"] == 2
+    assert attempts(deployed_run)["1/rollouts@tutor"] == 1
 
 
 def test_stages_of_a_flow_share_a_model_server(prefect_home, sample_run_config, tmp_path) -> None:
     config = tmp_path / "run.toml"
     judges = '[scores.judges]\nmodels = ["tutor"]\ndomains = ["math"]\n'
     config.write_text(f'flow.models = ["tutor"]\n{sample_run_config.read_text()}\n{judges}')
-    done = prefect_home.run(
-        "prefect", "deployment", "run", "flywheel/full", "--watch", "--param", "run_id=shared",
-        "--param", f"config_file={config}", "--param", f"root={tmp_path}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    named = {"flow_runs": {"name": {"any_": ["shared"]}}}
-    (flow_run,) = ask("POST", f"{prefect_home.url}/flow_runs/filter", named)
-    ours = {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "limit": 200}
+    given = {"run_id": "shared", "config_file": str(config), "root": str(tmp_path)}
+    flow_run = prefect_home.run_deployment("flywheel/full", **given)
+    ours = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "limit": 200}
     logs = ask("POST", f"{prefect_home.url}/logs/filter", ours)
     assert [log["message"].startswith("starting tutor server") for log in logs].count(True) == 1, logs
 
@@ -119,16 +120,10 @@ def test_task_run_produces_three_short_events_and_few_artifacts(prefect_home, de
 
 @pytest.mark.sweep
 def test_deployment_starts_from_any_instance(prefect_home, deployed_run) -> None:
-    options = ("treadle", "status", "--run", "deployed", "--root", str(deployed_run), "--json")
-    before = {item["address"]: item["num_attempts"] for item in json.loads(prefect_home.run(*options).stdout)}
-    done = prefect_home.run(
-        "prefect", "deployment", "run", "flywheel/full", "--watch", "--param", "run_id=deployed",
-        "--param", f"root={deployed_run}", "--param", "force=true", "--param", "start_from=1/scores@tutor",
-        "--param", 'without=["1/report"]',
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    after = {item["address"]: item["num_attempts"] for item in json.loads(prefect_home.run(*options).stdout)}
-    assert after == {**before, "1/scores@tutor": before["1/scores@tutor"] + 1}
+    before = attempts(deployed_run)
+    part = {"start_from": "1/scores@tutor", "without": ["1/report"]}
+    prefect_home.run_deployment("flywheel/full", run_id="deployed", root=str(deployed_run), force=True, **part)
+    assert attempts(deployed_run) == {**before, "1/scores@tutor": before["1/scores@tutor"] + 1}
 
 
 def test_later_flow_run_reports_task_runs_that_ended_with_their_process(prefect_home, deployed_run) -> None:
@@ -154,10 +149,8 @@ def test_later_flow_run_reports_task_runs_that_ended_with_their_process(prefect_
 @pytest.mark.sweep
 def test_forced_run_on_the_server_reruns_every_stage(prefect_home, deployed_run) -> None:
     """The last one: it changes what the others look at."""
-    options = ("--run", "deployed", "--root", str(deployed_run))
-    before = json.loads(prefect_home.run("treadle", "status", *options, "--json").stdout)
-    done = prefect_home.run("treadle", "run", *options, "--force")
+    before = attempts(deployed_run)
+    done = prefect_home.run("treadle", "run", "--run", "deployed", "--root", str(deployed_run), "--force")
     assert done.returncode == 0, done.stdout + done.stderr
-    after = json.loads(prefect_home.run("treadle", "status", *options, "--json").stdout)
-    assert [item["num_attempts"] for item in after] == [item["num_attempts"] + 1 for item in before]
+    assert attempts(deployed_run) == {address: number + 1 for address, number in before.items()}
     assert (deployed_run / "runs/deployed/config.input.toml").read_text().startswith("\n[models.tutor]")

@@ -148,7 +148,21 @@ def up(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def messages(up: Up) -> Iterator[list[str]]:
+def edited(up: Up) -> dict[str, str]:
+    """Edit deployments as users do in the UI, and spoil what Treadle sets of them; return their ids by name."""
+    edited = {}
+    for name, schedule in (("stage/report", {}), ("stage/scores", {"slug": "nightly"})):
+        deployment = str(up.api.get(f"/deployments/name/{name}").json()["id"])
+        patch = {"description": "spoilt", "parameters": {"run_id": "mine"}}
+        assert up.api.patch(f"/deployments/{deployment}", json=patch).is_success
+        daily = {"schedule": {"interval": 86400}, "active": False}
+        up.post(f"/deployments/{deployment}/schedules", [daily | schedule])
+        edited[name] = deployment
+    return edited
+
+
+@pytest.fixture(scope="module")
+def messages(up: Up, edited: dict[str, str]) -> Iterator[list[str]]:
     """Return what the server's notification block has sent; the first reports how Secret blocks were used."""
     received: list[str] = []
 
@@ -190,6 +204,16 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
     assert schema["required"] == ["run_id"] and "TreadleConfig" in schema["definitions"]
     types = schema["definitions"]["TreadleConfig"]["properties"]["environment"]["anyOf"]
     assert "search" in types[0]["properties"] and types[-2]["additionalProperties"]
+
+
+def test_deploying_again_keeps_schedules_and_parameters(up: Up, edited: dict[str, str], messages: list[str]) -> None:
+    for name, deployment in edited.items():
+        made = up.api.get(f"/deployments/{deployment}").json()
+        assert made["description"] not in ("", "spoilt"), name
+        assert made["parameters"] == {"run_id": "mine"}
+        (schedule,) = made["schedules"]
+        assert schedule["schedule"]["interval"] == 86400
+        assert (made["work_pool_name"], made["work_queue_name"]) == ("local-process", "default")
 
 
 def test_second_start_reports_where_the_first_runs(up: Up) -> None:

@@ -73,7 +73,7 @@ class Cluster:
         home = str(self.folder / "server")
         prefect = PrefectHome(self.api, {**self.env, "PREFECT_HOME": home}, self.folder)
         self.post("work_pools/", name="local-process", type="process", base_job_template={})
-        deployments = [word for name in ("flywheel/full", "work/shards") for word in ("--name", name)]
+        deployments = [word for name in ("full", "shards") for word in ("--name", name)]
         checked(prefect.run("prefect", "--no-prompt", "deploy", *deployments))
 
     def start_worker(self, name: str) -> None:

@@ -219,7 +219,7 @@ def test_full_disk_is_named_and_the_run_resumes_with_free_space(desk: Desk) -> N
 def test_damage_is_detected_and_repaired_by_rerunning_the_stage(finished: Desk, tmp_path: Path) -> None:
     shutil.copytree(finished.folder, tmp_path, dirs_exist_ok=True)
     desk = Desk(tmp_path)
-    (part,) = (tmp_path / "outputs/artifacts/rollouts").glob("*/part-*.parquet")
+    (part,) = (tmp_path / "outputs/artifacts/rollouts").glob("*/data/part-*.parquet")
     content = bytearray(part.read_bytes())
     content[100] ^= 1
     part.write_bytes(content)

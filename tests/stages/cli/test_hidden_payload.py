@@ -79,7 +79,7 @@ def test_payload_is_in_no_artifact_but_questions(ran: tuple[Desk, Done]) -> None
     assert json.loads(first["payload"]) == {"hidden": PAYLOAD}
     held = holders(desk.folder) - {"tasks.jsonl"}
     digest = json.loads((desk.folder / "outputs/runs/r/records/1/questions.json").read_text())["outputs"]["questions"]
-    assert held == {f"outputs/artifacts/questions/{digest['digest']}/part-00000.parquet:payload"}
+    assert held == {f"outputs/artifacts/questions/{digest['digest']}/data/part-00000.parquet:payload"}
 
 
 def test_no_command_shows_the_payload(ran: tuple[Desk, Done]) -> None:

@@ -171,3 +171,58 @@ async def test_evaluate_measures_a_model_on_a_file_of_questions(tmp_path: Path) 
 def test_evaluate_has_the_options_of_the_command() -> None:
     asked = set(inspect.signature(evaluate).parameters)
     assert set(EvalOptions.__dataclass_fields__) <= asked
+
+
+def test_trajectories_are_one_joined_table(run: RunResults, tmp_path: Path) -> None:
+    import datasets
+    import duckdb
+    import pandas
+    import polars
+
+    frame = run.trajectories(model="base").to_pandas()
+    rollouts = {row["rollout_key"]: row for row in run.rollouts(model="base").to_arrow().to_pylist()}
+    assert len(frame) == len(rollouts) == 2
+    for row in frame.to_dict("records"):
+        own = rollouts[row["rollout_key"]]
+        assert (list(row["gold"]), row["right"], row["prediction"]) == (
+            own["answers"],
+            own["correct"],
+            own["prediction"],
+        )
+        assert sum(one["executed"] for one in row["calls"]) == row["num_calls"] == own["calls_executed"]
+        assert row["seconds"] > 0 and row["seconds_per_turn"] == row["seconds"] / row["num_turns"]
+        assert len(row["tokens_per_turn"]) in (0, row["num_turns"])
+
+    out = tmp_path / "rows"
+    words = ["export", "trajectories", "--run", "first", "--root", str(run.run.storage.location("")), "-o", str(out)]
+    done = subprocess.run([str(Path(sys.executable).with_name("treadle")), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    keys = sorted(run.trajectories().to_arrow()["rollout_key"].to_pylist())
+    assert len(keys) == 4
+    assert sorted(pandas.read_parquet(out / "data")["rollout_key"]) == keys
+    assert sorted(polars.read_parquet(out / "data")["rollout_key"]) == keys
+    assert sorted(one for (one,) in duckdb.sql(f"select rollout_key from '{out}/data/*.parquet'").fetchall()) == keys
+    loaded = datasets.load_dataset(str(out), split="train", cache_dir=str(tmp_path / "cache"))
+    assert sorted(loaded["rollout_key"]) == keys
+    assert loaded[0]["calls"] is not None
+
+
+def test_every_artifact_is_read_by_every_library(run: RunResults, tmp_path: Path) -> None:
+    import datasets
+    import duckdb
+    import pandas
+    import polars
+
+    read = 0
+    for record in run.run.records():
+        for kind, ref in record.outputs.items():
+            folder = Path(run.run.storage.location(ref.folder))
+            count = run.run.rows(ref).manifest.num_rows
+            assert len(pandas.read_parquet(folder / "data")) == count, kind
+            assert polars.read_parquet(folder / "data").height == count, kind
+            assert duckdb.sql(f"select count(*) from '{folder}/data/*.parquet'").fetchall() == [(count,)], kind
+            if count:
+                loaded = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+                assert len(loaded) == count, kind
+            read += 1
+    assert read >= 6

@@ -84,7 +84,7 @@ def test_stage_of_another_package_runs_in_the_flow_and_is_known_everywhere(folde
 
 def first_rollout(folder: Path) -> str:
     """Key of the only rollout."""
-    (table,) = (folder / "outputs/artifacts/rollouts").glob("*/part-00000.parquet")
+    (table,) = (folder / "outputs/artifacts/rollouts").glob("*/data/part-00000.parquet")
     return str(pq.read_table(table).column("rollout_key").to_pylist()[0])
 
 

@@ -68,11 +68,11 @@ def test_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ObjectStorage, "put_if", watched)
     ref = write(tmp_path, ROWS)
-    assert sorted(there) == ["README.md", "part-00000.parquet"]
+    assert sorted(there) == ["README.md", "data/part-00000.parquet"]
     assert artifact_exists(open_storage(tmp_path), ref)
 
 
-@pytest.mark.parametrize("name", ["part-00000.parquet", "artifact.json"])
+@pytest.mark.parametrize("name", ["data/part-00000.parquet", "artifact.json"])
 def test_damaged_artifact_is_named_and_repaired_by_a_rerun(tmp_path: Path, name: str) -> None:
     storage, ref = open_storage(tmp_path), write(tmp_path, ROWS)
     storage.put(f"{ref.folder}/{name}", b"damaged")

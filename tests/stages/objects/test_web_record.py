@@ -59,7 +59,7 @@ def test_web_record_is_read_from_the_object_root_before_this_machine(
     assert record.location == location
     assert record.digest == record_digest(location) == ref.digest
     assert [record.get(entry.key) for entry in entries] == entries
-    run.storage.delete(f"{ref.folder}/part-00000.parquet")
+    run.storage.delete(f"{ref.folder}/data/part-00000.parquet")
     # As a Path makes of it in a configuration.
     assert open_record(Path(location)).get(entries[0].key) == entries[0]
     with pytest.raises(ArtifactError, match=rf"{object_root} is no web record"):
@@ -82,7 +82,7 @@ def searches(request: RecordedRequest) -> Item:
 
 
 def part_of(bench: Bench, folder: str) -> bytes:
-    return bench.run.storage.get(f"{folder}/part-00000.parquet") or b""
+    return bench.run.storage.get(f"{folder}/data/part-00000.parquet") or b""
 
 
 async def test_object_store_rollouts_replay_byte_for_byte(

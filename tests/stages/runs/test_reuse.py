@@ -324,7 +324,7 @@ async def test_damaged_result_is_not_reused(tmp_path: Path) -> None:
     twice = Twice(tmp_path)
     async with server(answer) as scripted:
         first = await twice.make(scripted.url, QUESTIONS)
-        path = tmp_path / first.outputs["rollouts"].folder / "part-00000.parquet"
+        path = tmp_path / first.outputs["rollouts"].folder / "data/part-00000.parquet"
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)

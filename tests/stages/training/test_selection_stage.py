@@ -258,7 +258,7 @@ def test_rows_have_the_environment_prompt_and_verl_types(tmp_path: Path) -> None
         "source": "world", "stage": 3, "score_tool": rows["b"]["score_tool"], "score_corr": 0.5, "rank": 0,
         "choices": ["red", "blue"],
     }  # fmt: skip
-    stored = pq.read_schema(made.folder / "part-00000.parquet")
+    stored = pq.read_schema(made.folder / "data/part-00000.parquet")
     assert [stored.field(name).type for name in VERL_COLUMNS] == [RL_ROWS.schema.field(n).type for n in VERL_COLUMNS]
     card = (made.folder / "README.md").read_text()
     assert "| `rank` | int32 |" in card

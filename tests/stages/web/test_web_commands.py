@@ -276,7 +276,7 @@ def test_recorded_run_is_replayed_offline_by_another_and_no_key_is_stored(tmp_pa
     treadle(desk, "web", "show", str(moved), cache="new").failed("is missing: copy the whole folder", code=1)
     (part,) = Path(folder).glob("*.parquet")
     part.write_bytes(part.read_bytes() + b"x")
-    treadle(desk, "verify", "--run", "second").failed(folder, "part-00000.parquet has changed", code=1)
+    treadle(desk, "verify", "--run", "second").failed(folder, "data/part-00000.parquet has changed", code=1)
     kept = [path for path in (tmp_path / "desk").rglob("*") if path.is_file()]
     assert len(kept) > 20 and not [path for path in kept if KEY_VALUE.encode() in path.read_bytes()]
     assert KEY_VALUE not in made.out + made.err

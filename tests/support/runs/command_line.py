@@ -147,7 +147,9 @@ class Desk:
         record = json.loads((self.folder / f"outputs/runs/{run_id}/records/{address}.json").read_text())
         folder = self.folder / "outputs/artifacts" / kind / record["outputs"][kind]["digest"]
         return [
-            row for part in sorted(folder.glob("part-*.parquet")) for row in pq.ParquetFile(part).read().to_pylist()
+            row
+            for part in sorted(folder.glob("data/part-*.parquet"))
+            for row in pq.ParquetFile(part).read().to_pylist()
         ]
 
 

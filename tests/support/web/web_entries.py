@@ -45,7 +45,7 @@ def record_in(root: Path, *entries: Entry, loose: dict[str, str] | None = None) 
 
 def sealed(folder: Path) -> Path:
     """Return a record whose table was changed, with digests that are right."""
-    part = folder / "part-00000.parquet"
+    part = folder / "data/part-00000.parquet"
     old = parse_manifest((folder / "artifact.json").read_bytes(), "")
     digest = hashlib.sha256(part.read_bytes()).hexdigest()
     (entry,) = old.files

@@ -50,7 +50,7 @@ FetchSettings.max_per_host FetchSettings.max_per_query FetchSettings.reader_proc
 ProviderSettings.api_key_envs ProviderSettings.max_queries_per_s ProviderSettings.request_timeout_s
 ProviderSettings.retry_limit ProviderSettings.url ProviderSettings.zone
 CurriculumSettings.phases QuestionSettings.preset FlowSettings.device_wait_s FlowSettings.iterations
-FlowSettings.workers
+FlowSettings.trackers FlowSettings.workers
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
 ModelSettings.connect_timeout_s ModelSettings.endpoints
 ModelSettings.headers ModelSettings.headers_env

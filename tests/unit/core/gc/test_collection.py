@@ -190,7 +190,7 @@ def test_gc_deletes_temporary_files_of_dead_processes_only(run: Run) -> None:
     dead.write_bytes(b"dead")
     doomed = root / "artifacts" / "numbers" / ".tmp-deleted-0123456789abcdef"
     doomed.mkdir()
-    (doomed / "part-00000.parquet").write_bytes(b"p")
+    (doomed / "data/part-00000.parquet").write_bytes(b"p")
 
     with alive.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -84,7 +84,7 @@ def test_lost_artifact_is_rebuilt(run: Run) -> None:
     assert numbers_of(run) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["artifact.json", "part-00000.parquet"])
+@pytest.mark.parametrize("name", ["artifact.json", "data/part-00000.parquet"])
 @pytest.mark.parametrize("damage", ["shorter", "empty", "longer", "gone"])
 def test_artifact_with_other_sizes_is_rebuilt_and_not_reused(run: Run, tmp_path: Path, name: str, damage: str) -> None:
     record = execute(counting(), run)

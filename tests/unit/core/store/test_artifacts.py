@@ -115,7 +115,7 @@ def test_row_groups_and_parts_depend_only_on_row_counts(tmp_path: Path, monkeypa
     refs = {write(tmp_path / str(batch), rows, batch).digest for batch in (1, 7, 256, 1050)}
     assert len(refs) == 1
     reader = ArtifactReader(open_storage(tmp_path / "7"), write(tmp_path / "7", rows))
-    assert reader.file_names() == [f"part-{index:05d}.parquet" for index in range(6)]
+    assert reader.file_names() == [f"data/part-{index:05d}.parquet" for index in range(6)]
     assert list(reader.rows()) == rows
 
 
@@ -124,7 +124,7 @@ def test_large_rows_end_a_row_group_early(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 10_000)
     ref = write(tmp_path, [thing(index, note="x" * 1000) for index in range(40)])
-    metadata = pq.read_metadata(tmp_path / ref.folder / "part-00000.parquet")
+    metadata = pq.read_metadata(tmp_path / ref.folder / "data/part-00000.parquet")
     assert metadata.num_row_groups == 4
 
 
@@ -206,11 +206,11 @@ def test_extra_files_are_part_of_the_digest(tmp_path: Path) -> None:
     one, two = make(b"one"), make(b"two")
     assert one.digest != two.digest
     assert ArtifactReader(open_storage(tmp_path), two).read_file("report.md") == b"two"
-    with pytest.raises(ArtifactError, match="has no file 'other.md'; it has part-00000.parquet, report.md"):
+    with pytest.raises(ArtifactError, match="has no file 'other.md'; it has data/part-00000.parquet, report.md"):
         ArtifactReader(open_storage(tmp_path), two).read_file("other.md")
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "artifact.json", "README.md", ".hidden", "part-00001.parquet", ""])
+@pytest.mark.parametrize("name", ["../x", "a/b", "artifact.json", "README.md", ".hidden", "data", "x.parquet", ""])
 def test_extra_files_have_plain_names(tmp_path: Path, name: str) -> None:
     writer = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="f")
     with pytest.raises(ArtifactError, match="cannot be used as a file name"):
@@ -227,16 +227,16 @@ def test_abandoned_artifact_leaves_nothing(tmp_path: Path) -> None:
 def test_changed_and_missing_files_are_detected(tmp_path: Path) -> None:
     storage, ref = open_storage(tmp_path), write(tmp_path, [thing(0)])
     assert verify_artifact(storage, ref) == []
-    part = tmp_path / ref.folder / "part-00000.parquet"
+    part = tmp_path / ref.folder / "data/part-00000.parquet"
     part.write_bytes(part.read_bytes() + b"x")
-    assert verify_artifact(storage, ref) == [f"{ref.folder}/part-00000.parquet has changed since it was written"]
+    assert verify_artifact(storage, ref) == [f"{ref.folder}/data/part-00000.parquet has changed since it was written"]
     part.unlink()
-    assert verify_artifact(storage, ref) == [f"{ref.folder}/part-00000.parquet is missing"]
+    assert verify_artifact(storage, ref) == [f"{ref.folder}/data/part-00000.parquet is missing"]
     (tmp_path / ref.folder / "artifact.json").unlink()
     assert verify_artifact(storage, ref) == [f"artifact {ref.folder} is missing; rerun the stage that produces it"]
 
 
-@pytest.mark.parametrize("lost", ["artifact.json", "part-00000.parquet"])
+@pytest.mark.parametrize("lost", ["artifact.json", "data/part-00000.parquet"])
 def test_rerun_repairs_a_damaged_artifact(tmp_path: Path, lost: str) -> None:
     ref = write(tmp_path, [thing(0)])
     (tmp_path / ref.folder / lost).unlink()
@@ -247,12 +247,14 @@ def test_rerun_repairs_a_damaged_artifact(tmp_path: Path, lost: str) -> None:
 def test_truncation_or_bit_flip_is_named_before_any_row_is_read(tmp_path: Path) -> None:
     """Most flipped bits of a parquet file would read as other rows, or as none, without an error."""
     ref = write(tmp_path, [thing(index, note="note") for index in range(9)])
-    path = tmp_path / ref.folder / "part-00000.parquet"
+    path = tmp_path / ref.folder / "data/part-00000.parquet"
     content = path.read_bytes()
     flips = (content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :] for at in range(0, len(content), 7))
     for damaged in itertools.chain(flips, (content[:size] for size in range(0, len(content), 97))):
         path.write_bytes(damaged)
-        with pytest.raises(ArtifactError, match=r"part-00000.parquet has changed since it was written; `treadle verif"):
+        with pytest.raises(
+            ArtifactError, match=r"data/part-00000.parquet has changed since it was written; `treadle verif"
+        ):
             next(ArtifactReader(open_storage(tmp_path), ref).rows())
 
 
@@ -295,7 +297,7 @@ def test_files_contain_kind_and_version_and_nothing_volatile(tmp_path: Path) -> 
     import pyarrow.parquet as pq
 
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
-    schema = pq.read_schema(tmp_path / ref.folder / "part-00000.parquet")
+    schema = pq.read_schema(tmp_path / ref.folder / "data/part-00000.parquet")
     assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"4"}
     assert schema.names == QUESTIONS.schema.names
 
@@ -319,9 +321,9 @@ def test_pandas_polars_duckdb_and_datasets_load_it(tmp_path: Path, monkeypatch: 
     rows = [question(index) for index in range(300)]
     folder = tmp_path / write(tmp_path, rows, table=QUESTIONS).folder
     texts = [row["question"] for row in rows]
-    assert pandas.read_parquet(sorted(folder.glob("part-*.parquet")))["question"].to_list() == texts
-    assert polars.read_parquet(folder / "part-*.parquet")["question"].to_list() == texts
-    found = duckdb.sql(f"SELECT question FROM '{folder}/part-*.parquet' ORDER BY source_row").fetchall()
+    assert pandas.read_parquet(folder / "data")["question"].to_list() == texts
+    assert polars.read_parquet(folder / "data")["question"].to_list() == texts
+    found = duckdb.sql(f"SELECT question FROM '{folder}/data/part-*.parquet' ORDER BY source_row").fetchall()
     assert [text for (text,) in found] == texts
     loaded = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
     assert loaded["question"][:] == texts

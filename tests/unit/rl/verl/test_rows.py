@@ -211,7 +211,7 @@ def test_verl_export_is_atomic_and_records_its_source(tmp_path: Path) -> None:
     put_rows(run, "1/selection@phase-2", RL_ROWS, rl_rows().to_pylist())
     rows = run.rows(run.records()[0].outputs["rl_rows"])
     assert export_verl(rows, tmp_path / "out", origin={"run": "test", "instance": "1/selection@phase-2"}) == 3
-    assert pq.read_table(tmp_path / "out" / "train.parquet").num_rows == 3
+    assert pq.read_table(tmp_path / "out" / "data" / "train.parquet").num_rows == 3
     facts = orjson.loads((tmp_path / "out" / "export.json").read_bytes())
     assert (facts["instance"], facts["digest"], facts["num_rows"]) == ("1/selection@phase-2", rows.digest, 3)
     with pytest.raises(ConfigError, match="already contains an export"):
@@ -294,7 +294,7 @@ def test_commands_export_rows_of_the_last_phase_and_import_foreign_files(tmp_pat
         cli, [*common, "--out", str(tmp_path / "b"), "--instance", "1/selection@phase-2", "--json"]
     )
     assert orjson.loads(done.output)["num_rows"] == 3
-    file = str(tmp_path / "last" / "train.parquet")
+    file = str(tmp_path / "last" / "data" / "train.parquet")
     done = CliRunner().invoke(cli, ["import", "verl", file, "--out", str(tmp_path / "in"), "--json"])
     assert orjson.loads(done.output) == {"folder": str(tmp_path / "in"), "num_questions": {"math": 2}}
     done = CliRunner().invoke(cli, ["import", "verl", file, "--out", str(tmp_path / "no"), "--domain", "x=poetry"])

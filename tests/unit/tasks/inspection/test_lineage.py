@@ -163,7 +163,7 @@ def test_rows_are_located_without_a_full_read_and_never_in_a_changed_file(run: R
     table = run.rows(record.outputs["pools"])
     found = [batch.to_pylist() for batch in table.matching("rollout_key", lambda keys: pc.equal(keys, "b2"), ["round"])]
     assert found == [[{"rollout_key": "b2", "round": 1}]]
-    part = Path(run.storage.location(f"{record.outputs['pools'].folder}/part-00000.parquet"))
+    part = Path(run.storage.location(f"{record.outputs['pools'].folder}/data/part-00000.parquet"))
     content = bytearray(part.read_bytes())
     content[-20] ^= 1  # in the footer, behind what is read
     part.write_bytes(content)

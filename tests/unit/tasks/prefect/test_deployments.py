@@ -25,7 +25,7 @@ def test_deployment_file_and_code_agree() -> None:
     said = [
         {
             "name": item.name,
-            "entrypoint": f"flows/flywheel.py:{item.flow}",
+            "entrypoint": item.entrypoint,
             "description": item.description,
             "tags": [TAG],
             "work_pool": {"name": POOL, "work_queue_name": item.queue, "job_variables": {"env": FLOW_RUN_ENV}},

@@ -226,7 +226,7 @@ def test_vanished_record_is_recognised_only_by_its_name(tmp_path: Path) -> None:
 
 def test_changed_record_is_refused_and_not_unpacked(tmp_path: Path, cache: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
-    part = folder / "part-00000.parquet"
+    part = folder / "data/part-00000.parquet"
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
@@ -255,14 +255,14 @@ def test_table_with_other_columns_is_refused(tmp_path: Path) -> None:
     writer = ArtifactWriter(LocalStorage(tmp_path), Table("web_record", 1, ("key",), columns, "x"), made_by="")
     writer.write([{"key": "0" * 32}])
     ref = writer.commit()
-    assert pq.read_schema(tmp_path / ref.folder / "part-00000.parquet").names != WEB_RECORD.schema.names
+    assert pq.read_schema(tmp_path / ref.folder / "data/part-00000.parquet").names != WEB_RECORD.schema.names
     with pytest.raises(ArtifactError, match="a row of a web record cannot be read"):
         open_record(tmp_path / ref.folder)
 
 
 def with_table(folder: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> Path:
     """Return the record with another table, its digests right."""
-    part = folder / "part-00000.parquet"
+    part = folder / "data/part-00000.parquet"
     pq.write_table(change(pq.read_table(part)), part, compression="zstd", **options)
     return sealed(folder)
 
@@ -289,7 +289,7 @@ def test_texts_up_to_their_limits_are_read_from_a_foreign_table(tmp_path: Path) 
 def test_small_file_that_expands_to_long_values_is_refused(tmp_path: Path, cache: Path, column: str) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     with_table(folder, repeated("x" * (8 << 20), column), store_schema=False)
-    assert (folder / "part-00000.parquet").stat().st_size < 20_000
+    assert (folder / "data/part-00000.parquet").stat().st_size < 20_000
     with pytest.raises(ArtifactError, match=f"a value of column {column} has 8,388,608 bytes, more than"):
         open_record(folder)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
@@ -310,7 +310,7 @@ def test_small_artifact_cannot_fill_the_disk(tmp_path: Path, cache: Path, monkey
 def test_manifest_with_another_size_is_refused(tmp_path: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     manifest = folder / "artifact.json"
-    size = (folder / "part-00000.parquet").stat().st_size
+    size = (folder / "data/part-00000.parquet").stat().st_size
     told = manifest.read_text()
     manifest.write_text(told.replace(f'"num_bytes": {size}', f'"num_bytes": {size * 1000}'))
     assert manifest.read_text() != told

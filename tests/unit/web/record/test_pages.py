@@ -97,7 +97,7 @@ FULL, MEMORY, FEW = "", "reading it takes more memory than 2 GiB", r"has 3 rows 
 )
 def test_inconsistent_table_is_read_in_full_or_refused_in_one_line(tmp_path: Path, change: Change, why: str) -> None:
     folder = record_in(tmp_path, *ENTRIES)
-    change(folder / "part-00000.parquet")
+    change(folder / "data/part-00000.parquet")
     sealed(folder)
     if why == FULL:
         record = open_record(folder)
@@ -113,7 +113,7 @@ def test_inconsistent_table_is_read_in_full_or_refused_in_one_line(tmp_path: Pat
 def test_table_with_any_bytes_is_read_or_refused(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = record_in(Path(name), *ENTRIES[::4])
-        part = folder / "part-00000.parquet"
+        part = folder / "data/part-00000.parquet"
         content = bytearray(part.read_bytes())
         footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
         for _ in range(data.draw(st.integers(1, 4))):

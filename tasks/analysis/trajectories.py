@@ -1,0 +1,131 @@
+"""Join rollouts with all that is known of them into one table for analysis, and export it.
+
+One row per rollout: question, gold answers, prediction, verdict, calls by tool, tokens and seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from treadle.core.errors import RunError
+from treadle.core.runs.run import Run
+from treadle.core.store.exported import new_folder, write_facts
+from treadle.tasks.analysis.row_table import RowTable
+from treadle.tasks.analysis.run_results import RunResults
+
+_TOOL_FIELDS = [("tool", pa.string()), ("requested", pa.int32()), ("executed", pa.int32()), ("failed", pa.int32())]
+COLUMNS: Mapping[str, tuple[pa.DataType, str]] = {
+    "rollout_key": (pa.string(), "key of the rollout"),
+    "instance": (pa.string(), "address of the instance that made it"),
+    "model": (pa.string(), "name of the model"),
+    "dataset": (pa.string(), "data set of the question"),
+    "domain": (pa.string(), "domain of the question"),
+    "split": (pa.string(), "train or heldout"),
+    "environment": (pa.string(), "name of the environment"),
+    "sample_index": (pa.int32(), "number among the rollouts of its question"),
+    "question_key": (pa.string(), "key of the question"),
+    "question": (pa.string(), "its text"),
+    "gold": (pa.list_(pa.string()), "accepted answers"),
+    "prediction": (pa.string(), "answer that was read from the trajectory; empty without one"),
+    "right": (pa.bool_(), "verdict; null without one"),
+    "score": (pa.float64(), "score, or reward"),
+    "scorer": (pa.string(), "what decided"),
+    "status": (pa.string(), "how the rollout ended"),
+    "truncated": (pa.bool_(), "whether a limit ended it"),
+    "text": (pa.string(), "the whole trajectory as text"),
+    "num_turns": (pa.int32(), "turns of the model"),
+    "num_calls": (pa.int32(), "calls that ran"),
+    "num_failed_calls": (pa.int32(), "those that failed"),
+    "calls": (pa.list_(pa.struct(_TOOL_FIELDS)), "calls by tool"),
+    "prompt_tokens": (pa.int64(), "tokens of all prompts"),
+    "completion_tokens": (pa.int64(), "sampled tokens"),
+    "tokens_per_turn": (pa.list_(pa.int32()), "tokens that each turn added until the next one; empty in text mode"),
+    "seconds": (pa.float64(), "wall time in the last attempt; null if it was not measured"),
+    "model_seconds": (pa.float64(), "waiting for the model"),
+    "tool_seconds": (pa.float64(), "in tools"),
+    "seconds_per_turn": (pa.float64(), "mean wall time of a turn"),
+}
+"""Column -> its type and meaning."""
+SCHEMA = pa.schema([pa.field(name, kind, metadata={"doc": doc}) for name, (kind, doc) in COLUMNS.items()])
+_SAME = {"gold": "answers", "right": "correct", "num_calls": "calls_executed", "num_failed_calls": "failed_calls",
+         "calls": "tools"}  # fmt: skip
+"""Column -> column of rollouts that it is."""
+_MEASURED = ("seconds", "model_seconds", "tool_seconds")
+_FILE = "data/trajectories.parquet"
+
+
+def trajectories(results: RunResults, *, model: str | None = None, iteration: int | None = None) -> RowTable:
+    """Return one row per rollout with the columns of `COLUMNS`; see `RunResults.rollouts` for arguments and errors."""
+    wanted = [
+        "rollout_key", "instance", "model", "dataset", "domain", "split", "environment", "sample_index", "question_key",
+        "question", "answers", "prediction", "correct", "score", "scorer", "status", "truncated", "text", "num_turns",
+        "calls_executed", "failed_calls", "tools", "prompt_tokens", "completion_tokens", "samples",
+    ]  # fmt: skip
+    rows = results.rollouts(model=model, iteration=iteration, columns=wanted).to_arrow()
+    measured = dict(_measured(results.run))
+    batches = [
+        pa.RecordBatch.from_pylist([_row(row, measured) for row in batch.to_pylist()], schema=SCHEMA)
+        for batch in rows.to_batches(max_chunksize=1_024)
+    ]
+    return RowTable(pa.Table.from_batches(batches, schema=SCHEMA))
+
+
+def _row(rollout: Mapping[str, Any], measured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    times = measured.get(rollout["rollout_key"], {})
+    row = {name: rollout.get(_SAME.get(name, name), times.get(name)) for name in COLUMNS}
+    turns = rollout["num_turns"]
+    row["seconds_per_turn"] = row["seconds"] / turns if turns and row["seconds"] is not None else None
+    row["tokens_per_turn"] = [count for sample in rollout["samples"] for count in _turn_lengths(sample)]
+    return row
+
+
+def _turn_lengths(sample: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the number of tokens that the model sampled in each turn; a re-encoded one counts as sampled."""
+    starts = [*sample["turn_starts"], len(sample["ids"])]
+    for start, end in zip(starts, starts[1:], strict=False):
+        yield sum(origin != 0 for origin in sample["origins"][start:end])
+
+
+def _measured(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the times of rollouts, as far as their files are there: they belong to no artifact."""
+    import pyarrow.parquet as pq
+
+    for record in run.records():
+        key = record.telemetry.get("rollout_telemetry")
+        if key is None or not run.storage.exists(key):
+            continue
+        with run.storage.open(key) as file:
+            for row in pq.read_table(file, columns=["rollout_key", *_MEASURED]).to_pylist():
+                yield row["rollout_key"], row
+
+
+def export_trajectories(
+    run: Run, target: Path, *, model: str | None = None, iteration: int | None = None, replace: bool = False
+) -> dict[str, Any]:
+    """Write `trajectories` as a data set into a new folder, whose parquet is in `data/`; return a summary.
+
+    Raises RunError if no rollouts have finished, ConfigError and StorageError as `new_folder` does.
+    """
+    import pyarrow.parquet as pq
+
+    rows = trajectories(RunResults(run), model=model, iteration=iteration).to_arrow()
+    if not rows.num_rows:
+        raise RunError(f"run {run.run_id} has no rollouts")
+    facts = {"kind": "trajectories", "run": run.run_id, "num_rows": rows.num_rows}
+    with new_folder(target, replace=replace) as folder:
+        (folder / _FILE).parent.mkdir()
+        pq.write_table(rows, folder / _FILE, compression="zstd")
+        (folder / "README.md").write_text(_card(run.run_id, rows.num_rows), encoding="utf-8")
+        write_facts(folder, facts)
+    return {**facts, "folder": str(target)}
+
+
+def _card(run_id: str, num_rows: int) -> str:
+    lines = ["---", "configs:", "- config_name: default", '  data_files: "data/*.parquet"', "---", ""]
+    lines += ["# trajectories", "", f"{num_rows:,} rollouts of run {run_id}, joined with questions and verdicts.", ""]
+    lines += ["| column | type | meaning |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| `{name}` | {kind} | {doc} |" for name, (kind, doc) in COLUMNS.items()), ""])

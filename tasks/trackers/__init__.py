@@ -1,0 +1,1 @@
+"""Report figures of finished stages to experiment trackers."""

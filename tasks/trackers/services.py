@@ -1,0 +1,87 @@
+"""Write figures to each kind of tracker, through its own package where it needs one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from treadle.core.runs.run import Run
+from treadle.core.store.roots import is_object_store
+from treadle.tasks.trackers.figures import TrackedFigures
+from treadle.tasks.trackers.tensorboard_files import write_events
+
+PROJECT = "treadle"
+"""Project of Weights & Biases, and experiment of MLflow, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME name one."""
+
+
+def write_tensorboard(run: Run, figures: TrackedFigures) -> None:
+    """Write an event file to `tensorboard/<run>` in the root, or in TENSORBOARD_LOGGING_DIR."""
+    write_events(tensorboard_folder(run) / run.run_id, figures.values, figures.step)
+
+
+def tensorboard_folder(run: Run) -> Path:
+    """Return the folder to give to `tensorboard --logdir`; that of a root in an object store is in the current one."""
+    if chosen := os.environ.get("TENSORBOARD_LOGGING_DIR"):
+        return Path(chosen)
+    root = run.storage.location()
+    return Path("tensorboard") if is_object_store(root) else Path(root) / "tensorboard"
+
+
+def write_wandb(run: Run, figures: TrackedFigures) -> None:
+    """Add the figures to the W&B run of this run; offline if no key is known and WANDB_MODE does not say otherwise."""
+    import wandb  # type: ignore[import-not-found, unused-ignore]
+
+    with wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        id=run_key(run),
+        name=run.run_id,
+        resume="allow",
+        mode=os.environ.get("WANDB_MODE") or (None if _has_wandb_key() else "offline"),
+        settings=wandb.Settings(silent=True, console="off"),
+    ) as opened:
+        # Phases and iterations are no order in which a run proceeds, as W&B's own steps are.
+        opened.define_metric("*", step_metric="step")
+        opened.log({**figures.values, "step": figures.step})
+
+
+def _has_wandb_key() -> bool:
+    """Return whether W&B finds a key in the environment or in netrc; without one, it would ask for it."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    try:
+        return netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, NetrcParseError):
+        return False
+
+
+def write_mlflow(run: Run, figures: TrackedFigures) -> None:
+    """Add the figures to the MLflow run of this run, where MLFLOW_TRACKING_URI says."""
+    from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]
+
+    client, name, key = MlflowClient(), os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), run_key(run)
+    known = client.get_experiment_by_name(name)
+    experiment = known.experiment_id if known is not None else client.create_experiment(name)
+    found = client.search_runs([experiment], f"tags.`treadle.key` = '{key}'", max_results=1)
+    opened = found[0] if found else client.create_run(experiment, run_name=run.run_id, tags={"treadle.key": key})
+    for figure, value in figures.values.items():
+        client.log_metric(opened.info.run_id, figure, value, step=figures.step)
+    client.set_terminated(opened.info.run_id)
+
+
+def run_key(run: Run) -> str:
+    """Return the id of the run in trackers: runs of the same name in different roots differ."""
+    identity = f"{run.storage.location()}\n{run.run_id}\n{run.info.created_at}"
+    return f"treadle-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+
+TRACKERS: dict[str, tuple[Callable[[Run, TrackedFigures], None], str]] = {
+    "wandb": (write_wandb, "wandb"),
+    "mlflow": (write_mlflow, "mlflow"),
+    "tensorboard": (write_tensorboard, ""),
+}
+"""Name in `flow.trackers` -> how to write, and the package that it needs; empty: none."""
