@@ -163,10 +163,12 @@ def trajectories(
     The folder has a card with the columns. It is written completely or not at all.
     """
     from treadle.core.runs.run import Run
+    from treadle.tasks.analysis.run_results import RunResults
     from treadle.tasks.analysis.trajectories import export_trajectories
 
     wanted = ExportOptions(run_id, None, out, force, root, as_json)
-    facts = export_trajectories(Run.open(root, run_id), out, model=model, iteration=iteration, replace=force)
+    rows = RunResults(Run.open(root, run_id)).trajectories(model=model, iteration=iteration)
+    facts = export_trajectories(rows, run_id, out, replace=force)
     wanted.tell(facts, f"{facts['num_rows']:,} trajectories of {run_id}: {out}; read the folder {out / 'data'}")
 
 

@@ -1,6 +1,6 @@
 """Open a run and load its tables: the part of `treadle.api` for notebooks and scripts.
 
-Documented in docs/guides/notebook.md.
+Documented in docs/guides/files.md.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from treadle.tasks.analysis.action_space import (
 )
 from treadle.tasks.analysis.row_table import RowTable
 from treadle.tasks.analysis.shown import RunTrajectory, run_html
+from treadle.tasks.analysis.trajectories import ROLLOUT_COLUMNS, trajectories
 from treadle.tasks.inspection.lineage import find_rollout
 
 ASKED = ("question", "choices", "answers", "split")
@@ -105,9 +106,7 @@ class RunResults:
 
         The columns are those of `treadle export trajectories`; errors are as for `rollouts`.
         """
-        from treadle.tasks.analysis.trajectories import trajectories
-
-        return trajectories(self, model=model, iteration=iteration)
+        return trajectories(self.rollouts(model=model, iteration=iteration, columns=ROLLOUT_COLUMNS), self.run)
 
     def pools(self, *, iteration: int | None = None, columns: Sequence[str] | None = None) -> RowTable:
         """Return the trajectories of pools, with their verdicts, joined with questions and gold answers."""

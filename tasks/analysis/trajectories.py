@@ -15,7 +15,6 @@ from treadle.core.errors import RunError
 from treadle.core.runs.run import Run
 from treadle.core.store.exported import new_folder, write_facts
 from treadle.tasks.analysis.row_table import RowTable
-from treadle.tasks.analysis.run_results import RunResults
 
 _TOOL_FIELDS = [("tool", pa.string()), ("requested", pa.int32()), ("executed", pa.int32()), ("failed", pa.int32())]
 COLUMNS: Mapping[str, tuple[pa.DataType, str]] = {
@@ -58,18 +57,20 @@ _MEASURED = ("seconds", "model_seconds", "tool_seconds")
 _FILE = "data/trajectories.parquet"
 
 
-def trajectories(results: RunResults, *, model: str | None = None, iteration: int | None = None) -> RowTable:
-    """Return one row per rollout with the columns of `COLUMNS`; see `RunResults.rollouts` for arguments and errors."""
-    wanted = [
-        "rollout_key", "instance", "model", "dataset", "domain", "split", "environment", "sample_index", "question_key",
-        "question", "answers", "prediction", "correct", "score", "scorer", "status", "truncated", "text", "num_turns",
-        "calls_executed", "failed_calls", "tools", "prompt_tokens", "completion_tokens", "samples",
-    ]  # fmt: skip
-    rows = results.rollouts(model=model, iteration=iteration, columns=wanted).to_arrow()
-    measured = dict(_measured(results.run))
+ROLLOUT_COLUMNS = (
+    "rollout_key", "instance", "model", "dataset", "domain", "split", "environment", "sample_index", "question_key",
+    "question", "answers", "prediction", "correct", "score", "scorer", "status", "truncated", "text", "num_turns",
+    "calls_executed", "failed_calls", "tools", "prompt_tokens", "completion_tokens", "samples",
+)  # fmt: skip
+"""Columns of joined rollouts (`RunResults.rollouts`) that trajectories are made of."""
+
+
+def trajectories(rollouts: RowTable, run: Run) -> RowTable:
+    """Return one row per rollout with the columns of `COLUMNS`, given their `ROLLOUT_COLUMNS`."""
+    measured = dict(_measured(run))
     batches = [
         pa.RecordBatch.from_pylist([_row(row, measured) for row in batch.to_pylist()], schema=SCHEMA)
-        for batch in rows.to_batches(max_chunksize=1_024)
+        for batch in rollouts.to_arrow().to_batches(max_chunksize=1_024)
     ]
     return RowTable(pa.Table.from_batches(batches, schema=SCHEMA))
 
@@ -103,23 +104,20 @@ def _measured(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield row["rollout_key"], row
 
 
-def export_trajectories(
-    run: Run, target: Path, *, model: str | None = None, iteration: int | None = None, replace: bool = False
-) -> dict[str, Any]:
-    """Write `trajectories` as a data set into a new folder, whose parquet is in `data/`; return a summary.
+def export_trajectories(rows: RowTable, run_id: str, target: Path, *, replace: bool = False) -> dict[str, Any]:
+    """Write the `trajectories` of a run as a data set into a new folder, whose parquet is in `data/`; return a summary.
 
-    Raises RunError if no rollouts have finished, ConfigError and StorageError as `new_folder` does.
+    Raises RunError without rows, ConfigError and StorageError as `new_folder` does.
     """
     import pyarrow.parquet as pq
 
-    rows = trajectories(RunResults(run), model=model, iteration=iteration).to_arrow()
-    if not rows.num_rows:
-        raise RunError(f"run {run.run_id} has no rollouts")
-    facts = {"kind": "trajectories", "run": run.run_id, "num_rows": rows.num_rows}
+    if not len(rows):
+        raise RunError(f"run {run_id} has no rollouts")
+    facts = {"kind": "trajectories", "run": run_id, "num_rows": len(rows)}
     with new_folder(target, replace=replace) as folder:
         (folder / _FILE).parent.mkdir()
-        pq.write_table(rows, folder / _FILE, compression="zstd")
-        (folder / "README.md").write_text(_card(run.run_id, rows.num_rows), encoding="utf-8")
+        pq.write_table(rows.to_arrow(), folder / _FILE, compression="zstd")
+        (folder / "README.md").write_text(_card(run_id, len(rows)), encoding="utf-8")
         write_facts(folder, facts)
     return {**facts, "folder": str(target)}
 
