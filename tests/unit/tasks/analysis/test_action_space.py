@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from support.tables.page_runs import Scored, counted_run
 from support.tables.page_tables import PageReader
 from support.tables.score_tables import put_rows, rollout, score
 
+from treadle.cli.commands.report import report
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.runs.run import Run
 from treadle.environments.rollouts.tables import ROLLOUTS
@@ -175,7 +177,10 @@ def test_page_has_the_picture_on_request(tmp_path: Path) -> None:
         for model, segments in ACTIONS.items()
     ]
     run = counted_run(tmp_path, "run", models)
-    assert b"action-space" not in report_page([run])
+    for flags in ([], ["--action-space"]):
+        given = ["--run", "run", "--root", str(tmp_path), "--out", str(tmp_path / "page.html"), *flags]
+        assert CliRunner().invoke(report, given, catch_exceptions=False).exit_code == 0
+        assert ('id="action-space"' in (tmp_path / "page.html").read_text()) == bool(flags)
     page = PageReader(report_page([run, run], action_space_section))
     assert "32 trajectories" in page.text("action-space") and "coder · run (2)" in page.text("action-space")
 
