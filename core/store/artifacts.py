@@ -174,13 +174,13 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
         raise ArtifactError(f"{where} is damaged: {error.errors()[0]['msg']}") from None
+    if _digest(manifest.files) != manifest.digest:
+        raise ArtifactError(f"{where} is damaged: its file list does not match its digest")
     if old := next((one.name for one in manifest.files if one.name.endswith(".parquet") and "/" not in one.name), ""):
         raise ArtifactError(
             f"{where} lists {old}, as earlier versions of Treadle did; this one reads {DATA_FOLDER}/{old}: rerun the "
             "stage that produces it"
         )
-    if _digest(manifest.files) != manifest.digest:
-        raise ArtifactError(f"{where} is damaged: its file list does not match its digest")
     return manifest
 
 

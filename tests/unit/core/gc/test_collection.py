@@ -190,7 +190,7 @@ def test_gc_deletes_temporary_files_of_dead_processes_only(run: Run) -> None:
     dead.write_bytes(b"dead")
     doomed = root / "artifacts" / "numbers" / ".tmp-deleted-0123456789abcdef"
     doomed.mkdir()
-    (doomed / "data/part-00000.parquet").write_bytes(b"p")
+    (doomed / "part-00000.parquet").write_bytes(b"p")
 
     with alive.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -248,7 +248,7 @@ def test_gc_command_shows_a_plan_and_deletes_on_request(run: Run) -> None:
     root = ["--root", run.storage.location()]
     early = CliRunner().invoke(gc, root, catch_exceptions=False)
     assert "nothing to delete" in early.output and "1 item (" in early.output and "too recently" in early.output
-    for path in old.iterdir():
+    for path in old.rglob("*"):
         os.utime(path, (0, 0))
     shown = CliRunner().invoke(gc, root, catch_exceptions=False)
     assert f"artifacts/numbers/{old.name}" in shown.output.replace("\n", "") and "no record" in shown.output
