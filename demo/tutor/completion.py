@@ -83,6 +83,8 @@ class ReplyWriter:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise RequestError(400, "messages must be a non-empty list")
+        if body.get("tools"):
+            raise RequestError(400, "the tutor calls tools by tags in its text, never natively: leave out tools")
         for message in messages:
             if not isinstance(message, dict) or not all(
                 isinstance(message.get(key), str) for key in ("role", "content")

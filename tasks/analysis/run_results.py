@@ -1,6 +1,6 @@
 """Open a run and load its tables: the part of `treadle.api` for notebooks and scripts.
 
-Documented in docs/guides/notebook.md.
+Documented in docs/guides/files.md.
 """
 
 from __future__ import annotations

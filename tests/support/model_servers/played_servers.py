@@ -262,8 +262,8 @@ class Player(ScriptedServer):
         answer, played = orjson.loads(response.body), self._played
         choice, counts = answer["choices"][0], answer.pop("usage")
         if played.usage is not None:
-            total = max(1, counts["completion_tokens"])
-            answer["usage"] = dict(zip(played.usage, (counts["prompt_tokens"], total), strict=True))
+            both = counts["prompt_tokens"], max(1, counts["completion_tokens"])
+            answer["usage"] = dict(zip(played.usage, both, strict=True)) | {"total_tokens": sum(both)}
         if choice["finish_reason"] == "stop":
             is_stopped = any(stop in reply.text for stop in recorded.body.get("stop") or ())
             finish = played.stop_finish if is_stopped and played.stop_finish else played.finish

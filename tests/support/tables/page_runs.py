@@ -133,6 +133,8 @@ class Scored:
     judges: Sequence[str] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Of `scores`."""
+    segments: Sequence[tuple[str, str]] = ()
+    """Of each rollout: kind and text."""
 
 
 def counted_run(root: Path, name: str, models: Sequence[Scored], *, headline: tuple[str, ...] = ()) -> Run:
@@ -156,7 +158,10 @@ def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> 
         made = add_rollouts(
             run,
             place,
-            [rollout(row["rollout_key"], row["question_key"], [], tools=row["tools"]) for row in model.rows],
+            [
+                rollout(row["rollout_key"], row["question_key"], model.segments, tools=row["tools"], model=row["model"])
+                for row in model.rows
+            ],
             times,
         )
         scored = put_stage(

@@ -278,7 +278,7 @@ def test_trajectory_is_shown_without_changed_data_and_says_so(tmp_path: Path, ki
     content[len(content) // 3] ^= 1
     file.write_bytes(content)
     said = text_of(viewer.get("/trajectory/1/" + ("pools/p2" if kind == "sft_rows" else "rollouts@base/r1")).text)
-    assert f"{ref.folder}/{file.name} has changed since it was written" in said
+    assert f"{ref.folder}/data/{file.name} has changed since it was written" in said
     assert "I search for it." in said and "Facts ended answered" in said
 
 

@@ -60,6 +60,7 @@ async def test_completions_say_the_same_with_and_without_streaming(client: Async
         ({"n": 2}, openai.BadRequestError),
         ({"messages": []}, openai.BadRequestError),
         ({"max_tokens": 10**7}, openai.BadRequestError),
+        ({"tools": [{"type": "function", "function": {"name": "search"}}]}, openai.BadRequestError),
     ],
 )
 async def test_errors_have_the_clients_class_and_the_servers_words(
