@@ -38,7 +38,7 @@ COLUMNS: Mapping[str, tuple[pa.DataType, str]] = {
     "calls": (pa.list_(pa.struct(_TOOL_FIELDS)), "calls by tool"),
     "prompt_tokens": (pa.int64(), "tokens of all prompts"),
     "completion_tokens": (pa.int64(), "sampled tokens"),
-    "tokens_per_turn": (pa.list_(pa.int32()), "tokens that each turn added until the next one; empty in text mode"),
+    "tokens_per_turn": (pa.list_(pa.int32()), "tokens that the model sampled in each turn; empty in text mode"),
     "seconds": (pa.float64(), "wall time in the last attempt; null if it was not measured"),
     "model_seconds": (pa.float64(), "waiting for the model"),
     "tool_seconds": (pa.float64(), "in tools"),
