@@ -34,7 +34,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
-from treadle.sft import launch
+from treadle.sft import launch, stage
 from treadle.sft.config import SftSettings
 from treadle.sft.entry import SFT_STAGE
 
@@ -78,7 +78,7 @@ def sft(folder: Path) -> Training:
             (training.path / "script.json").write_text(json.dumps(script))
             return number
 
-        SFT_STAGE.run.__globals__["store_rows"] = stored
+        stage.store_rows = stored
         execute(work, run)
 
     return Training(address, folder / "rows", train)
