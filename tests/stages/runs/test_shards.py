@@ -188,7 +188,7 @@ def test_four_concurrent_processes_match_one_and_send_each_request_once(
     assert artifact_files(tmp_path) == alone.files
     asked = [arrival.seed for arrival in bench.arrivals(began, bench.log_end())]
     assert len(asked) == len(alone.asked) and set(asked) == alone.asked
-    end(helping(bench, tmp_path, "--set", "seed=8").process, tmp_path, 1)
+    end(helping(bench, tmp_path, "--set", "seed=8").process, tmp_path, 2)
     assert "run crash was made with another configuration (seed: 7 -> 8)" in said(tmp_path)
     assert len(said(tmp_path).splitlines()) == 1
 
