@@ -223,7 +223,7 @@ def test_payload_is_in_no_row_and_no_export(trained_on: tuple[Desk, Done]) -> No
     places = [path for path in desk.folder.rglob("*") if path.is_file() and path.name != "tasks.jsonl"]
     tables = {path: pq.ParquetFile(path).read() for path in places if path.suffix == ".parquet"}
     holders = {
-        (path.parent.parent.name, name)
+        (path.parents[2].name, name)
         for path, table in tables.items()
         for name in table.column_names
         if CANARY in repr(table[name].to_pylist())

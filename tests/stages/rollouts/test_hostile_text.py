@@ -390,4 +390,4 @@ def test_secret_in_a_config_comment_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("run_id", ["../r", "/r", "r\n", ".r", "r" * 101, "r\x1b[31m", "a/b"])
 def test_a_run_id_cannot_be_a_path(tmp_path: Path, run_id: str) -> None:
     done = Desk(tmp_path).treadle("status", "--run", run_id)
-    assert not UNSHOWABLE.search(done.failed("run id", code=1))
+    assert not UNSHOWABLE.search(done.failed("run id", code=2))
