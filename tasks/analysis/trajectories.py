@@ -5,12 +5,16 @@ One row per rollout: question, gold answers, prediction, verdict, calls by tool,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
+from treadle.core.errors import DataError
 from treadle.core.runs.run import Run
+from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY
+from treadle.stages.report import telemetry_rows
 
 _TOOL_FIELDS = [("tool", pa.string()), ("requested", pa.int32()), ("executed", pa.int32()), ("failed", pa.int32())]
 COLUMNS: Mapping[str, tuple[pa.DataType, str]] = {
@@ -59,8 +63,11 @@ _MEASURED = ("seconds", "model_seconds", "tool_seconds")
 
 
 def with_measures(rows: pa.Table, run: Run) -> pa.Table:
-    """Return one row per rollout with the columns of `COLUMNS`; `rows` are rollouts with the columns `READ`."""
-    measured = dict(_measured(run))
+    """Return one row per rollout with the columns of `COLUMNS`; `rows` are rollouts with the columns `READ`.
+
+    Raises DataError if measured times cannot be read; without their file they are null.
+    """
+    measured = dict(_measured(run, frozenset(rows["instance"].unique().to_pylist())))
     batches = [
         pa.RecordBatch.from_pylist([_row(row, measured) for row in batch.to_pylist()], schema=SCHEMA)
         for batch in rows.to_batches(max_chunksize=1_024)
@@ -80,18 +87,19 @@ def _row(rollout: Mapping[str, Any], measured: Mapping[str, Mapping[str, Any]]) 
 def _turn_lengths(sample: Mapping[str, Any]) -> Iterator[int]:
     """Yield the number of tokens that the model sampled in each turn; a re-encoded one counts as sampled."""
     starts = [*sample["turn_starts"], len(sample["ids"])]
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in pairwise(starts):
         yield sum(origin != 0 for origin in sample["origins"][start:end])
 
 
-def _measured(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the times of rollouts, as far as their files are there: they belong to no artifact."""
-    import pyarrow.parquet as pq
-
+def _measured(run: Run, instances: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the times of the rollouts of some instances by their keys; they belong to no artifact."""
     for record in run.records():
-        key = record.telemetry.get("rollout_telemetry")
-        if key is None or not run.storage.exists(key):
+        if record.address not in instances:
             continue
-        with run.storage.open(key) as file:
-            for row in pq.read_table(file, columns=["rollout_key", *_MEASURED]).to_pylist():
-                yield row["rollout_key"], row
+        try:
+            rows = telemetry_rows(record, run, ROLLOUT_TELEMETRY.kind)
+        except (pa.ArrowException, OSError) as error:
+            file = record.telemetry[ROLLOUT_TELEMETRY.kind]
+            raise DataError(f"{file} of run {run.run_id} cannot be read: {error}; delete it to go without") from error
+        for row in rows:
+            yield row["rollout_key"], {name: row[name] for name in _MEASURED}

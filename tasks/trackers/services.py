@@ -1,4 +1,4 @@
-"""Write figures to each kind of tracker, through its own package where it needs one."""
+"""Write figures to each kind of tracker, through its own package if it needs one."""
 
 from __future__ import annotations
 
