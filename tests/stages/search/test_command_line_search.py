@@ -101,7 +101,7 @@ def test_run_is_locked_to_its_initial_index(desk: Desk, tutor_url: str) -> None:
         assert any("<result>Title\nText</result>" in row["text"] for row in rows)
         server.fingerprint = "b" * 64
         refused = desk.treadle("run", "run.toml", "--run", "r")
-        refused.failed("environment.search.service.fingerprint", "choose a new run id", code=1)
+        refused.failed("environment.search.service.fingerprint", "choose a new run id", code=2)
         forced = desk.treadle("stage", "1/rollouts@tutor", "--run", "r", "--force")
         forced.failed(f"127.0.0.1:{port} serves a different index", "start a new run", code=2)
         desk.treadle("run", "run.toml", "--run", "other").succeeded()
@@ -144,7 +144,7 @@ def test_service_without_an_index_fingerprint_is_used_with_a_warning(desk: Desk,
         done = desk.treadle("run", "run.toml", "--run", "r").succeeded()
         assert "does not report which index it serves" in done.err
         server.fingerprint = "a" * 64
-        desk.treadle("run", "run.toml", "--run", "r").failed("unknown", "choose a new run id", code=1)
+        desk.treadle("run", "run.toml", "--run", "r").failed("unknown", "choose a new run id", code=2)
 
 
 def test_service_that_follows_the_guide_is_searched(desk: Desk, tutor_url: str) -> None:
