@@ -41,6 +41,8 @@ def init(file: Path, **options: Any) -> None:
 
     if file.exists():
         raise ConfigError(f"{file} exists; choose another name")
+    if not file.absolute().parent.is_dir():
+        raise ConfigError(f"the folder of {file} does not exist; create it, or choose another one")
     asks = sys.stdin.isatty()
     missing = [f"--{name}" for name in ("questions", "model", "goal") if options[name] is None]
     if missing and not asks:

@@ -50,6 +50,8 @@ _SPLITS: dict[str, Split] = {
 }
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/+-]{0,127}")
 _NO_LETTERS = re.compile(r"[^a-z]+")
+_MAX_DEPTH = 500
+"""Levels of lists and objects that a row may have."""
 _KNOWN_FORMATS = ", ".join(FORMATS)
 _QUESTION = "question"
 """Kind whose keys do not name it."""
@@ -123,10 +125,30 @@ def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings
     """Return the question in a row of a source; raise RowRejected if there is none. No reason quotes the payload."""
     if row.value is None:
         raise RowRejected(row.reason, masked(row, source.hidden).detail)
+    if _nests_deeply(row.value):
+        raise RowRejected("bad_json", "the row is nested too deeply")
     try:
         return _parse_fields(row.value, row.number, source, settings)
     except RecursionError:
         raise RowRejected("bad_json", "the row is nested too deeply") from None
+
+
+def _nests_deeply(value: Any) -> bool:
+    """Return whether lists and objects are in each other more than `_MAX_DEPTH` times.
+
+    Python's own limit would decide otherwise, and it differs by version.
+    """
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            part
+            for one in level
+            for part in (one.values() if isinstance(one, Mapping) else one)
+            if isinstance(part, Mapping | list | tuple)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _parse_fields(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.input_files import read_rows
 from treadle.datagen.questions.layouts import LAYOUTS
+from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.toml_lines import toml_value
 
 Goal = Literal["measure", "data", "train"]
@@ -84,7 +87,7 @@ def _is_number(answer: object) -> bool:
 def new_config(answers: Answers, name: str) -> str:
     """Return the text of a configuration; `name` is that of its file, for the comment.
 
-    Raises ConfigError for answers that do not fit together, and as `domain_of` does.
+    Raises ConfigError for answers that do not fit together or are no values of their keys, and as `domain_of` does.
     """
     if answers.goal not in get_args(Goal):
         raise ConfigError(f"{answers.goal!r} is no goal; choose {', '.join(GOALS)}")
@@ -110,7 +113,9 @@ def new_config(answers: Answers, name: str) -> str:
     ]
     for table, keys in tables.items():
         lines += ["", f"[{table}]", *(f"{key} = {toml_value(value)}" for key, value in keys.items())]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    load_config(TreadleConfig, data=tomllib.loads(text))
+    return text
 
 
 def _model(answers: Answers) -> dict[str, Any]:

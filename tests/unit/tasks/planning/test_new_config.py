@@ -74,6 +74,17 @@ def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     assert isinstance(done.exception, ConfigError) and (tmp_path / "new.toml").read_text() == "mine"
 
 
+def test_what_is_no_value_of_its_key_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    file = questions(tmp_path, {"question": "Why?", "answer": "So."})
+    words = ["--questions", str(file), "--model", "m", "--goal", "measure", "--endpoint"]
+    with pytest.raises(ConfigError, match="'nonsense' is not an http"):
+        CliRunner().invoke(cli, ["init", str(tmp_path / "a.toml"), *words, "nonsense"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="the folder of .*no/a.toml does not exist"):
+        place = str(tmp_path / "no/a.toml")
+        CliRunner().invoke(cli, ["init", place, *words, "http://127.0.0.1:1/v1"], catch_exceptions=False)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
 def test_missing_answers_are_named_without_a_terminal(tmp_path: Path) -> None:
     done = init(tmp_path, "--model", "m")
     assert done.exit_code == 2 and "--questions" in done.output and "--goal" in done.output
