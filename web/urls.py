@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from yarl import URL
@@ -15,6 +16,8 @@ _MAX_HOST_CHARS = 253
 
 def checked_url(text: str, base: URL | None = None) -> URL:
     """Return the normal form of a URL: lower-case ASCII host without a trailing dot, no fragment, no default port.
+
+    An IPv4-mapped IPv6 address becomes the IPv4 address that it stands for.
 
     Args:
         text: URL as given by a search or a `Location` header.
@@ -72,6 +75,8 @@ def _normal(url: URL) -> URL:
         url = url.with_path("/", keep_query=True)
     if (host := url.raw_host or "").endswith("."):  # a trailing dot marks a fully qualified name
         url = url.with_host(host[:-1])
+    elif ":" in host and (mapped := ipaddress.IPv6Address(host).ipv4_mapped) is not None:
+        url = url.with_host(str(mapped))  # versions of Python write the mapped form differently
     return url.with_fragment(None).with_port(None if url.is_default_port() else url.explicit_port)
 
 

@@ -105,7 +105,7 @@ NORMAL = [
     ("http://b\u00fccher.de\u3002/", "http://xn--bcher-kva.de/"),
     ("http://b\u00fccher.de/\u00e4?q=\u00f6", "http://xn--bcher-kva.de/%C3%A4?q=%C3%B6"),
     ("http://[2606:4700::1]:8080/", "http://[2606:4700::1]:8080/"),
-    ("http://[::ffff:127.0.0.1]/", "http://[::ffff:7f00:1]/"),
+    ("http://[::ffff:127.0.0.1]/", "http://127.0.0.1/"),
     ("http://\uff11\uff12\uff17.\uff10.\uff10.\uff11/", "http://127.0.0.1/"),
     ("http://\u2460\u2461\u2466.0.0.1/", "http://127.0.0.1/"),
     ("http://127\u30020\u30020\u30021/", "http://127.0.0.1/"),
