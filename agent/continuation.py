@@ -80,12 +80,12 @@ def continued_turn(begun: str, reply: str, reasoning: str, dialect: Dialect) -> 
         return joined_reply(begun, reply)
     think = dialect.by_name[_THINK]
     rest = without_repetition(begun, reply)
-    if reasoning and (first := dialect.markers.match(rest.lstrip())) and dialect.by_name[first[2]].stop:
+    if reasoning and (first := dialect.markers.match(rest.lstrip())) and dialect.by_word[first[2]].stop:
         rest = dialect.markers.sub("", reasoning).strip() + rest.lstrip()
     if rest.lstrip().startswith(think.opening):
         body = begun[begun.rindex(think.opening) + len(think.opening) :]
         rest = without_repetition(body, rest.lstrip().removeprefix(think.opening))
-    action = next((found for found in dialect.markers.finditer(rest) if dialect.by_name[found[2]].stop), None)
+    action = next((found for found in dialect.markers.finditer(rest) if dialect.by_word[found[2]].stop), None)
     if action is not None and not action[1] and think.closing not in rest[: action.start()]:
         rest = rest[: action.start()].rstrip() + think.closing + rest[action.start() :]
     return joined(begun, rest)

@@ -17,7 +17,7 @@ class Tag:
     """Row of the tag table: its author, whether it calls a tool, and whether generation stops at its closing marker.
 
     `parameter` names the argument that the text of a call is. Tools whose tags are no stops can be called several times
-    in one turn.
+    in one turn. `word` is what stands in the markers, by default the name, which is the kind of the segments.
     """
 
     name: str
@@ -25,16 +25,22 @@ class Tag:
     is_tool: bool = False
     stop: bool = False
     parameter: str = "input"
+    word: str = ""
+
+    @cached_property
+    def marker_word(self) -> str:
+        """Word in the markers."""
+        return self.word or self.name
 
     @cached_property
     def opening(self) -> str:
         """Marker that begins a block."""
-        return f"<{self.name}>"
+        return f"<{self.marker_word}>"
 
     @cached_property
     def closing(self) -> str:
         """Marker that ends a block."""
-        return f"</{self.name}>"
+        return f"</{self.marker_word}>"
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,11 @@ class TagTable:
         return {tag.name: tag for tag in self.tags}
 
     @cached_property
+    def by_word(self) -> dict[str, Tag]:
+        """Tags by the word in their markers."""
+        return {tag.marker_word: tag for tag in self.tags}
+
+    @cached_property
     def tools(self) -> tuple[str, ...]:
         """Names of the tags that call a tool, in the order of the table."""
         return tuple(tag.name for tag in self.tags if tag.is_tool)
@@ -77,13 +88,14 @@ class TagTable:
 
     @cached_property
     def markers(self) -> re.Pattern[str]:
-        """Pattern of any marker of the table; group 1 is `/` for a closing one, group 2 the name."""
-        return re.compile(f"<(/?)({'|'.join(re.escape(tag.name) for tag in self.tags)})>")
+        """Pattern of any marker of the table; group 1 is `/` for a closing one, group 2 the word."""
+        return re.compile(f"<(/?)({'|'.join(re.escape(tag.marker_word) for tag in self.tags)})>")
 
     @cached_property
     def read_markers(self) -> re.Pattern[str]:
         """Pattern of anything that a model may read as a marker: any letter case, with white space inside."""
-        return re.compile(rf"<\s*/?\s*(?:{'|'.join(re.escape(tag.name) for tag in self.tags)})\s*>", re.IGNORECASE)
+        words = "|".join(re.escape(tag.marker_word) for tag in self.tags)
+        return re.compile(rf"<\s*/?\s*(?:{words})\s*>", re.IGNORECASE)
 
     @cached_property
     def closing_stops(self) -> re.Pattern[str]:
@@ -93,7 +105,10 @@ class TagTable:
     def as_json(self) -> dict[str, object]:
         """Return the table as JSON-able data, for the environment's digest."""
         return {
-            "tags": [[tag.name, tag.author, tag.is_tool, tag.stop, tag.parameter] for tag in self.tags],
+            "tags": [
+                [tag.name, tag.author, tag.is_tool, tag.stop, tag.parameter, *filter(None, [tag.word])]
+                for tag in self.tags
+            ],
             "answer": self.answer,
             "successors": {name: list(after) for name, after in self.successors.items()},
             "spaced": self.spaced,

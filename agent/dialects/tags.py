@@ -181,7 +181,7 @@ def tokenise(text: str, dialect: TagDialect, *, model_text: bool = False) -> lis
     unclosed: set[str] = set()
     position = loose = 0
     while (match := dialect.markers.search(text, position)) is not None:
-        tag = dialect.by_name[match[2]]
+        tag = dialect.by_word[match[2]]
         end = _block_end(text, match, tag, dialect, unclosed)
         if end is None or (model_text and tag.author == "system"):
             position = match.end() if end is None else end
@@ -208,8 +208,8 @@ def _block_end(text: str, match: re.Match[str], tag: Tag, dialect: TagDialect, u
             return closing + len(tag.closing)
         unclosed.add(tag.name)
     for other in dialect.markers.finditer(text, match.end()):
-        if other[1] and other[2] == tag.name:
+        if other[1] and other[2] == tag.marker_word:
             return other.end()
-        if not other[1] or dialect.by_name[other[2]].stop:
+        if not other[1] or dialect.by_word[other[2]].stop:
             return other.start()
     return len(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
-from treadle.environments.question import kind
+from treadle.environments.question import runtime, tools
 from treadle.environments.question.settings import QuestionSettings
 
 
@@ -32,7 +32,7 @@ def replace_tools(text: str) -> None:
     def make_stubs(settings: QuestionSettings, *_: object, **__: object) -> list[Tool]:
         return [StubTool(name, text) for name in ("python", "search") if settings.call_limit(name)]
 
-    assert hasattr(kind, "make_tools") and hasattr(kind, "sandbox_facts"), "tools are opened elsewhere now"
-    kind.make_tools = make_stubs
+    assert hasattr(runtime, "make_tools") and hasattr(tools, "sandbox_facts"), "tools are opened elsewhere now"
+    runtime.make_tools = make_stubs
     # No sandbox is used, and querying its facts takes 2 s.
-    kind.sandbox_facts = lambda settings: {}
+    tools.sandbox_facts = lambda settings: {}

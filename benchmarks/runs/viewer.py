@@ -77,7 +77,13 @@ def rows_of(table: Table, number: int) -> Iterator[dict[str, Any]]:
         row["status"] = generator.choices(("answered", "max_turns", "no_answer"), (8, 1, 1))[0]
         if table.kind == "scores":
             right = generator.random() < 0.5
-            yield row | {"prediction": "Ilme", "correct": right, "score": float(right), "scorer": "qa_f1"}
+            yield row | {
+                "prediction": "Ilme",
+                "correct": right,
+                "score": float(right),
+                "scorer": "qa_f1",
+                "judges": "{}",
+            }
             continue
         yield (
             row | _rollout(generator, thoughts, results) | {"samples": [sample | {"ids": ids[place % 1_500 :][:1_500]}]}

@@ -5,6 +5,7 @@ Each refusal has a control: the same without the guard reaches the listener.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import ssl
@@ -115,7 +116,9 @@ def _url(address: str, path: str = "/secret") -> str:
 def _world(public: Site, private: tuple[Site, Site], *addresses: str) -> World:
     """Return the public site on port 80 of its address, the private ones on 80 of all others that are named."""
     servers = {(PUBLIC, 80): public.port}
-    return World(servers | {(address, 80): private[":" in address].port for address in addresses})
+    # An IPv4 address in a URL is connected to as such, also if it is written as an IPv6 address.
+    mapped = [str(four) for one in addresses if ":" in one and (four := ipaddress.IPv6Address(one).ipv4_mapped)]
+    return World(servers | {(address, 80): private[":" in address].port for address in (*addresses, *mapped)})
 
 
 # Spellings of this machine, on real sockets.

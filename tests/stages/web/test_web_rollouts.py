@@ -334,7 +334,6 @@ async def test_hits_lead_only_to_pages_of_allowed_addresses(tmp_path: Path) -> N
         hits = {
             inside.url("/secret"): "blocked",
             f"http://localhost:{inside.port}/secret": "blocked",
-            f"http://[::ffff:127.0.0.1]:{inside.port}/secret": "blocked",
             outside.url("/away"): "blocked",
             outside.url("/bomb"): "too_large",
             outside.url("/large"): "too_large",
@@ -344,6 +343,8 @@ async def test_hits_lead_only_to_pages_of_allowed_addresses(tmp_path: Path) -> N
         passed_over = [
             f"http://{host}:{inside.port}/secret" for host in ("2130706433", "0177.0.0.1", "0x7f.1", "127.1")
         ]
+        # Another spelling of the first hit, which is asked for once.
+        passed_over += [f"http://[::ffff:127.0.0.1]:{inside.port}/secret"]
         passed_over += ["file:///etc/passwd", "ftp://127.0.0.2/x", "http://user:word@127.0.0.2/"]
         web.provider.answers["moss"] = [{"title": "t", "url": url, "snippet": "s"} for url in (*passed_over, *hits)]
         settings = web.settings(top_n=20, max_page_bytes=32_768)
@@ -352,10 +353,10 @@ async def test_hits_lead_only_to_pages_of_allowed_addresses(tmp_path: Path) -> N
         assert inside.connections() == 0
         assert sorted(set(outside.paths)) == ["/away", "/bomb", "/large", "/on", "/tower.pdf"]
     told = {entry.url: entry.failure for entry in recorded(bench.run) if isinstance(entry, PageEntry)}
-    assert {url.replace("[::ffff:7f00:1]", "[::ffff:127.0.0.1]"): kind for url, kind in told.items()} == hits
+    assert told == hits
     (found,) = results(bench.rows(record)[0])
     shown = [json.loads(line)["context"] for line in found.splitlines()]
-    assert shown == ["[This page could not be fetched.]"] * 6 + ["The tower is 330 metres tall."] * 2
+    assert shown == ["[This page could not be fetched.]"] * 5 + ["The tower is 330 metres tall."] * 2
 
 
 async def test_pools_query_the_web_once_for_all_trajectories_and_replay_it(tmp_path: Path) -> None:
