@@ -26,8 +26,8 @@ from treadle.agent.pages.summaries import PageSummarizer
 from treadle.core.errors import DeadlineExceeded, TreadleError
 from treadle.core.untrusted.sanitize import one_line
 from treadle.retriever.client import SearchUnavailable
-from treadle.retriever.service.app import RetrievalService
 from treadle.retriever.service.http import OtherApi, body_of, read_request, respond
+from treadle.retriever.service.searches import RetrievalService
 from treadle.web.cached import MAX_RESULTS, CachedWeb
 from treadle.web.types import QueryRefused, RecordMiss, WebHit
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from treadle.retriever.service.http import read_request
 
 if TYPE_CHECKING:
-    from treadle.retriever.service.app import RetrievalService
+    from treadle.retriever.service.searches import RetrievalService
 
 DEFAULT_TOPK = 3
 
