@@ -52,9 +52,14 @@ def config_page() -> str:
     return "\n".join(lines)
 
 
+_LOADED_AS = (
+    'Columns with "loaded as" are stored as JSON text; `open_run` and exports hand them out as the second type.\n'
+)
+
+
 def tables_page() -> str:
     """Return the page of every table with its columns."""
-    lines = [_HEADER + "# Tables\n"]
+    lines = [_HEADER + "# Tables\n", _LOADED_AS]
     for table in _tables():
         lines += [
             f"## {table.kind}, version {table.version}\n",
@@ -64,7 +69,8 @@ def tables_page() -> str:
         ]
         for field in table.schema:
             doc = (field.metadata or {}).get(b"doc", b"").decode()
-            lines.append(f"| `{field.name}` | {field.type} | {'yes' if field.nullable else ''} | {_cell(doc)} |")
+            kind = f"{field.type}, loaded as {table.parsed[field.name]}" if field.name in table.parsed else field.type
+            lines.append(f"| `{field.name}` | {kind} | {'yes' if field.nullable else ''} | {_cell(doc)} |")
         lines.append("")
     return "\n".join(lines)
 
