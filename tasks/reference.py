@@ -52,9 +52,11 @@ def config_page() -> str:
     return "\n".join(lines)
 
 
-_LOADED_AS = (
-    'Columns with "loaded as" are stored as JSON text; `open_run` and exports hand them out as the second type.\n'
-)
+_LOADED_AS = """Columns that are "loaded as" another type are stored as JSON text; `open_run` and exports hand them out
+as that type. An object by names is a list with the name in the first field; what an item may lack is null. Text of
+another form is an error. Other JSON text may have any form and stays text: `meta`, `payload`, arguments of calls,
+schemas of parameters.
+"""
 
 
 def tables_page() -> str:
