@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from treadle.agent.role_settings import RoleSettings
-from treadle.core.chat import ChatTokenizer
+from treadle.core.chat_files import TokenizerFiles
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
 from treadle.core.errors import ConfigError
@@ -83,7 +83,7 @@ def checked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:
             f"models.{name}.tokenizer: there is no {tokenizer.absolute() / 'tokenizer.json'}; put the tokenizer of "
             f"{model.model} there, or remove the key: rows then have no token ids and cannot be trained on here"
         )
-    return model, ChatTokenizer.load(tokenizer).digest if tokenizer else ""
+    return model, TokenizerFiles.read(tokenizer).digest if tokenizer else ""
 
 
 def tokenizer_folder(model: ModelSettings) -> Path | None:
