@@ -42,7 +42,7 @@ def _played_roles(config: TreadleConfig) -> list[tuple[str, str]]:
 
 
 def check_tokenizers(config: TreadleConfig, known: Collection[str]) -> None:
-    """Raise ConfigError if the tokenizer of a model that the flow uses cannot be built. Those in `known` are skipped."""
+    """Raise ConfigError if a tokenizer cannot be built of a model that the flow uses and that is not in `known`."""
     if config.models.keys() <= set(known):
         return
     from treadle.core.chat import ChatTokenizer
