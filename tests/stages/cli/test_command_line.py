@@ -223,7 +223,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 LIBRARIES = {
-    "pandas", "prefect", "datasets", "torch", "sympy", "polars", "duckdb", "tantivy", "matplotlib", "tokenizers", "jinja2",
+    "pandas", "prefect", "datasets", "torch", "sympy", "polars", "duckdb", "tantivy", "matplotlib", "tokenizers",
+    "jinja2",
 }  # fmt: skip
 """Libraries that no command needs that only reads, or has nothing to run."""
 RUNNERS = {
