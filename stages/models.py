@@ -93,6 +93,14 @@ def tokenizer_folder(model: ModelSettings) -> Path | None:
     return model.tokenizer
 
 
+def check_tokenizer(model: ModelSettings) -> None:
+    """Raise ConfigError if the tokenizer of a model cannot be built, which takes seconds for large vocabularies."""
+    from treadle.core.chat import ChatTokenizer
+
+    if (folder := tokenizer_folder(model)) is not None:
+        ChatTokenizer.load(folder)
+
+
 def served_tokenizer(model: ModelSettings) -> Path | None:
     """Return the tokenizer that a server started by the run provides: a folder, or `embedded`; None for a hub id."""
     if not isinstance(model.server, VllmServer):

@@ -14,7 +14,7 @@ from treadle.datagen.sft_rows.entry import rolled_out_policy
 from treadle.environments.mixture import summarizer_of
 from treadle.eval.entry import score_models
 from treadle.rl.phases import sampling_model
-from treadle.stages.models import tokenizer_folder
+from treadle.stages.models import check_tokenizer
 from treadle.tasks.config import TreadleConfig, environments_in_use, overridden
 from treadle.tasks.planning.flow_plan import FlowPlan
 from treadle.tasks.planning.order import flow_phases
@@ -45,11 +45,9 @@ def check_tokenizers(config: TreadleConfig, known: Collection[str]) -> None:
     """Raise ConfigError if a tokenizer cannot be built of a model that the flow uses and that is not in `known`."""
     if config.models.keys() <= set(known):
         return
-    from treadle.core.chat import ChatTokenizer
-
     for name in _used_models(config):
-        if name not in known and (folder := tokenizer_folder(config.models[name])) is not None:
-            ChatTokenizer.load(folder)
+        if name not in known:
+            check_tokenizer(config.models[name])
 
 
 def check_models(config: TreadleConfig, known: Collection[str]) -> None:
