@@ -16,7 +16,7 @@ import pytest
 from support.runs.command_line import tutor
 from support.tables.table_readers import assert_all_read, says_the_same
 
-from treadle.api import evaluate, open_run, run_flow
+from treadle.api import evaluate, open_run, run_flow, run_stage
 from treadle.core.errors import ConfigError, DataError, RunError
 from treadle.core.tables import TABLES
 from treadle.demo.world_files import write_world
@@ -171,6 +171,20 @@ async def test_evaluate_measures_a_model_on_a_file_of_questions(tmp_path: Path) 
     assert results.run.run_id == "eval-treadle-tutor-mine"
     frame = results.rollouts().to_pandas()
     assert len(frame) == 4 and frame["correct"].all() and set(frame["dataset"]) == {"mine"}
+
+
+def test_run_stage_runs_one_stage_alone(
+    run: RunResults, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(run.run.storage.location(""))
+    monkeypatch.chdir(root.parent)
+    with pytest.raises(ConfigError, match="did you mean 'base'"):
+        run_stage("1/rollouts@bse", "first", root=root)
+    before = {one.address: one.attempt for one in run.run.records()}
+    again = run_stage("1/questions", "first", root=root, force=True, quiet=True)
+    after = {one.address: one.attempt for one in again.run.records()}
+    assert after == before | {"1/questions": before["1/questions"] + 1}
+    assert capsys.readouterr().out == ""
 
 
 def test_evaluate_has_the_options_of_the_command() -> None:

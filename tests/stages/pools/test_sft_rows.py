@@ -115,7 +115,7 @@ def test_stage_without_accepted_rows_fails_and_names_the_reasons(tmp_path: Path)
 
 def test_other_environment_or_unknown_question_fails_the_stage(tmp_path: Path) -> None:
     other = QuestionSettings(max_total_calls=3)
-    with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
+    with pytest.raises(StageFailed, match="made in environment .*another prompt, other tools or limits"):
         make_rows(tmp_path / "a", QUESTIONS, [pool_row("a", environment_digest=other.digest())])
     with pytest.raises(ArtifactError, match="q9"):
         make_rows(tmp_path / "b", QUESTIONS, [pool_row("a", "q9")])
