@@ -65,7 +65,7 @@ class RowEnvironments:
     """
 
     def __init__(self, settings: SftRowsSettings) -> None:
-        self.tokenizer = _load_tokenizer(settings)
+        self.tokenizer = load_row_tokenizer(settings)
         self._has_student = settings.options.tokenizer is not None
         self._by_name = {
             name: RowEnvironment.of(one, self.tokenizer) for name, one in settings.named_environments().items()
@@ -127,7 +127,8 @@ class RowEnvironments:
         return Prompt.of(messages, first_tools(tool_schemas), self.tokenizer, environment.bound_dialect)
 
 
-def _load_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
+def load_row_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
+    """Return the tokenizer of the rows, None in text mode; raise ConfigError if it is another than that of the run."""
     if settings.tokenizer is None:
         return None
     folder = embedded_folder("tokenizer") if settings.tokenizer == Path(EMBEDDED) else settings.tokenizer

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.core.chat import ChatTokenizer
-from treadle.datagen.sft_rows.text_masks import MaskedText, mask_text, names_tag, tag_fault, tag_spans
+from treadle.datagen.texts.masks import MaskedText, mask_text
+from treadle.datagen.texts.spans import names_tag, tag_fault, tag_spans
 from treadle.demo.embedded_model import embedded_tokenizer
 
 BEFORE = "<wiki_search>a|b</wiki_search>"
