@@ -52,7 +52,7 @@ class Plan(Protocol):
         ...
 
     def environment(self, name: str) -> EnvironmentSettings:
-        """Return an environment by its name, whether or not tasks belong to it; raise ConfigError for an unknown one."""
+        """Return an environment by its name, even if no tasks belong to it; raise ConfigError for an unknown one."""
         ...
 
     def scorers(self) -> Mapping[str, Scorer]:

@@ -21,6 +21,8 @@ from treadle.environments.planning.plan_text import task_id
 from treadle.environments.planning.violations import VIOLATIONS
 
 REWRITE_FAULTS = {
+    "prompt_too_long": "the transcript does not fit into the teacher's window",
+    "timeout": "the time for all rewrites of the trajectory is over",
     "reply_truncated": "the teacher's reply ended at its token limit",
     "unbalanced": "a tag is opened or closed without its counterpart",
     "nested": "a tag stands inside another one",
@@ -224,7 +226,10 @@ def _written(
             raise RewriteRefused("observation_count", detail)
         parts.append(said)
         for call, block in zip(made, batch.observations, strict=True):
-            parts.append(dialect.result(exact[_bare(block.body)].pop(0), call.id).text)
+            # As a rollout labels results: with the task, if the query names it.
+            named = split_label(call.text)[0]
+            label = f"{call.id}, task {task_id(named)}" if named else call.id
+            parts.append(dialect.result(exact[_bare(block.body)].pop(0), label).text)
         calls.append(made)
     parts.append("\n".join([*map(_marked, rest[:-1]), f"<{ANSWER}>{source.answer}</{ANSWER}>"]))
     return "".join(parts), calls
@@ -260,7 +265,7 @@ def _check_calls(plan: Plan, batches: Sequence[Sequence[Call]]) -> None:
 
 
 def _queries(batch: Sequence[Call]) -> Iterator[str]:
-    return (str(next(iter(call.arguments.values()))) for call in batch)
+    return (call.text for call in batch)
 
 
 def _task_of(query: str, plan: Plan, used: set[str]) -> str | None:
@@ -288,7 +293,7 @@ def _words(text: str) -> set[str]:
     return {word for word in _WORD.findall(text.casefold()) if word not in _SMALL_WORDS}
 
 
-_LABEL = re.compile(r"\A\s*\[t\d{1,6}\.call_\w{1,80}\]\n")
+_LABEL = re.compile(r"\A\s*\[t\d{1,6}\.call_\w{1,80}(?:, task [\w.-]{1,40})?\]\n")
 
 
 def without_label(body: str) -> str:

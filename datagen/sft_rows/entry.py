@@ -10,6 +10,7 @@ from treadle.agent.contract import Task
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Stage, StageContext
+from treadle.datagen.conversion.settings import ConversionOptions
 from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
 from treadle.datagen.sft_rows.summary import sft_rows_report
@@ -49,7 +50,9 @@ def row_source(plan: Plan, address: Address) -> RowSource:
 
 
 def rolled_out_policy(plan: Plan, iteration: int) -> str | None:
-    """Return the model whose rollouts become rows in an iteration; None if rows are not made from rollouts."""
+    """Return the model whose rollouts become rows in an iteration, rewritten or not; None if no rollouts do."""
+    if "conversion" in plan.stages and not plan.options(Address(iteration, "conversion"), ConversionOptions).texts:
+        return _policy(plan, iteration)
     if "sft_rows" not in plan.stages or row_source(plan, Address(iteration, "sft_rows")) != "rollouts":
         return None
     return _policy(plan, iteration)

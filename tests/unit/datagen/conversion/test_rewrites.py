@@ -55,7 +55,11 @@ def test_rewrite_is_written_as_a_rollout_writes_it() -> None:
     assert observed == [
         f"\n[{call}]\n{text}\n"
         for call, text in zip(
-            ("t0.call_wiki_search_0_0", "t0.call_wiki_search_0_1", "t1.call_wiki_search_0_0"),
+            (
+                "t0.call_wiki_search_0_0, task T1",
+                "t0.call_wiki_search_0_1, task T2",
+                "t1.call_wiki_search_0_0, task T3",
+            ),
             SOURCE.observations,
             strict=True,
         )
