@@ -80,14 +80,13 @@ def wanted_stages(config: TreadleConfig, step: Step) -> tuple[str, ...]:
 
 
 def _reads_texts_alone(config: TreadleConfig) -> bool:
-    """Return whether the flow has no questions because all its rows come from files of whole texts."""
-    return (
-        not config.questions.sources
-        and {*config.flow.stages} <= {"conversion", "sft_rows", "sft"}
-        and bool(config.sft_rows.texts)
-        and config.sft_rows.trajectories in (None, "texts")
-        and "conversion" not in config.flow.stages
-    )
+    """Return whether no stage of the flow reads questions, because all its rows come from files of whole texts."""
+    stages, rows = {*config.flow.stages}, config.sft_rows
+    if config.questions.sources or not stages <= {"conversion", "sft_rows", "sft"}:
+        return False
+    if "conversion" in stages:
+        return bool(config.conversion.texts) and rows.trajectories in (None, "conversion")
+    return bool(rows.texts) and rows.trajectories in (None, "texts")
 
 
 def phases_of(config: TreadleConfig, step: Step) -> Sequence[int]:
