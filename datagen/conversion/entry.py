@@ -1,26 +1,22 @@
-"""Declare the stage `conversion` to flows: a teacher rewrites right trajectories as plans of parallel calls."""
+"""Declare the stage `conversion` to flows: its teacher, its tokenizer, and what it reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from treadle.core.chat import ChatTokenizer
-from treadle.core.engines.config import EMBEDDED
-from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
-from treadle.core.runs.stage import Stage, StageContext, WorkResult
-from treadle.datagen.conversion.jobs import CONTENT_VERSION, CONVERSION_JOBS, target_dialect
+from treadle.datagen.conversion.jobs import target_dialect
 from treadle.datagen.conversion.settings import ConversionOptions, ConversionSettings
+from treadle.datagen.conversion.stage import CONVERSION_STAGE
 from treadle.datagen.conversion.summary import conversion_report
-from treadle.datagen.conversion.tables import CONVERSIONS
 from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.prompts import CONVERT, PromptSet
 from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.datagen.texts.files import with_digest
+from treadle.datagen.texts.tokenizers import load_tokenizer
 from treadle.stages.entry import Inputs, NamedModel, StageEntry
 from treadle.stages.models import checked_model, checkpoints_of, role_of, served_tokenizer, tokenizer_folder
 from treadle.stages.plan import Plan
@@ -58,7 +54,7 @@ def _tokenizer(plan: Plan, address: Address, options: ConversionOptions) -> tupl
     """Return the folder and digest of the tokenizer that counts; raise ConfigError if there is none to count with."""
     folder = options.tokenizer or plan.section("sft_rows", SftRowsOptions).tokenizer
     if folder is not None:
-        return folder, ChatTokenizer.load(embedded_folder("tokenizer") if str(folder) == EMBEDDED else folder).digest
+        return folder, load_tokenizer(folder).digest
     policy = pool_models(plan, replace(address, stage="pools"))["policy"]
     model, digest = checked_model(policy, plan.models[policy])
     folder = tokenizer_folder(model) or served_tokenizer(model)
@@ -89,31 +85,6 @@ def _models(options: ConversionOptions) -> Iterator[NamedModel]:
     yield NamedModel("teacher.model", options.teacher.model)
 
 
-def _work(context: StageContext) -> WorkResult:
-    from treadle.core import steady_loop
-    from treadle.datagen.conversion.run import ConversionRun
-
-    return steady_loop.run(ConversionRun(context).work())
-
-
-def _run(context: StageContext) -> Mapping[str, Any]:
-    from treadle.datagen.conversion.run import ConversionRun
-
-    return ConversionRun(context).write()
-
-
-CONVERSION_STAGE = Stage(
-    name="conversion",
-    version=CONTENT_VERSION,
-    settings=ConversionSettings,
-    consumes={"rollouts": "rollouts", "scores": "scores", "questions": "questions", "checkpoint": "checkpoint"},
-    optional=frozenset({"rollouts", "scores", "questions", "checkpoint"}),
-    produces=(CONVERSIONS,),
-    run=_run,
-    work=_work,
-    jobs=CONVERSION_JOBS,
-    num_shards=lambda settings: settings.options.shards,
-)
 CONVERSION = StageEntry(
     stage=CONVERSION_STAGE,
     table=ConversionOptions,

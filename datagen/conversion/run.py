@@ -6,7 +6,6 @@ Every reply of the teacher is stored before it is used, so an interrupted stage 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
@@ -16,14 +15,8 @@ import orjson
 from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
 from treadle.agent.jobs.stage import JobStage
 from treadle.agent.model_sessions import ModelSessions
-from treadle.agent.role import Reply, RoleModel
-from treadle.core.chat import ChatTokenizer
-from treadle.core.engines.config import EMBEDDED
-from treadle.core.engines.serving import embedded_folder
-from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, StageFailed
+from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import StageContext
-from treadle.core.seeds import derive_seed
-from treadle.core.work_clock import timed_work
 from treadle.datagen.conversion.jobs import (
     LEFT_OUT,
     ConversionJob,
@@ -33,15 +26,13 @@ from treadle.datagen.conversion.jobs import (
     key_of,
     target_dialect,
 )
-from treadle.datagen.conversion.rewrites import Rewrite, RewriteRefused, checked_rewrite
-from treadle.datagen.conversion.rows import NO_REWRITE, accepted, metrics_of, refused, row_of
+from treadle.datagen.conversion.rows import NO_REWRITE, metrics_of, refused, row_of
 from treadle.datagen.conversion.settings import ConversionSettings
-from treadle.datagen.conversion.sources import ConversionSource
 from treadle.datagen.conversion.tables import CONVERSIONS
+from treadle.datagen.conversion.teacher import Teacher
 from treadle.datagen.prompts import CONVERT, PromptSet
 from treadle.datagen.texts.rules import OVER_RATIO, over_ratio
-
-_log = logging.getLogger(__name__)
+from treadle.datagen.texts.tokenizers import load_tokenizer
 
 _CHUNK_ROWS = 128
 
@@ -57,8 +48,7 @@ class ConversionRun(JobStage[ConversionJob]):
         self._dialect = target_dialect(self._settings.target, self._settings.options.environment)
         self._prompts = PromptSet(self._settings.options.prompts, CONVERT, "conversion.prompts")
         self._prompts.check()
-        self._tokenizer = _load_tokenizer(self._settings)
-        self._teacher: RoleModel | None = None
+        self._teacher: Teacher | None = None
         self._counts: Counter[str] = Counter()
         self._counted: dict[str, set[str]] = {}
 
@@ -66,7 +56,16 @@ class ConversionRun(JobStage[ConversionJob]):
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
         role = self._settings.teacher
         session = await sessions.model(role.name, role.model, role.tokenizer_digest)
-        self._teacher = session.for_role("teacher", role.sampling, only_messages=True)
+        settings = self._settings
+        folder, digest = settings.tokenizer, settings.tokenizer_digest
+        self._teacher = Teacher(
+            model=session.for_role("teacher", role.sampling, only_messages=True),
+            options=settings.options,
+            dialect=self._dialect,
+            prompts=self._prompts,
+            tokenizer=load_tokenizer(folder, digest) if folder is not None else None,
+            seed=settings.seed,
+        )
         yield
 
     async def _run_job(self, job: ConversionJob) -> None:
@@ -76,63 +75,11 @@ class ConversionRun(JobStage[ConversionJob]):
         self._context.progress.advance(1, **self._counts)
 
     async def _rewrite(self, job: ConversionJob) -> dict[str, Any]:
-        """Return what a job decides: the first rewrite that follows all rules, or why the last one does not."""
         cache: CallCache = JournalCache(self._journal, job.key)
         if self._budget.is_limited:
             cache = CountingCache(cache, self._count_unit, self._counted.setdefault(job.key, set()))
-        with timed_work() as clock:
-            return await self._first_accepted(job, cache, clock.time() + self._settings.options.rewrite_time_s)
-
-    async def _first_accepted(self, job: ConversionJob, cache: CallCache, deadline: float) -> dict[str, Any]:
-        stored: dict[str, Any] = {}
-        usage = Counter[str]()
-        for number in range(self._settings.options.attempts):
-            try:
-                reply = await self._ask(job.source, number, cache, deadline)
-            except ContextTooLong:
-                return refused(
-                    stored, "prompt_too_long", "the transcript does not fit into the teacher's window", usage
-                )
-            except DeadlineExceeded:
-                return refused(stored, "timeout", "the time of the trajectory is over", usage)
-            usage.update(num_attempts=1, prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
-            try:
-                made, num_tokens = self._checked(reply, job.source)
-            except RewriteRefused as error:
-                stored = refused({"reply": reply.text}, error.reason, error.detail, usage)
-            else:
-                return accepted(made, num_tokens, usage)
-        return stored
-
-    async def _ask(self, source: ConversionSource, number: int, cache: CallCache, deadline: float) -> Reply:
         assert self._teacher is not None
-        values = {
-            "call": self._dialect.splitting[0],
-            "question": source.task.user_message,
-            "transcript": source.whole.text,
-        }
-        return await self._teacher.ask(
-            self._prompts.messages(CONVERT[0], values),
-            cache=cache,
-            unit=f"ask-{number}",
-            seed=derive_seed(self._settings.seed, "conversion", source.whole.key, number),
-            session=source.whole.key,
-            deadline=deadline,
-        )
-
-    def _checked(self, reply: Reply, source: ConversionSource) -> tuple[Rewrite, int]:
-        """Return the rewrite and its number of tokens; raise RewriteRefused if it breaks a rule."""
-        assert source.facts is not None
-        options = self._settings.options
-        if reply.is_truncated:
-            raise RewriteRefused("reply_truncated")
-        made = checked_rewrite(reply.text, source.facts, self._dialect)
-        if made.num_searches < options.min_searches:
-            raise RewriteRefused("too_few_searches", f"{made.num_searches} queries, at least {options.min_searches}")
-        num_tokens = len(self._tokenizer.encode(made.text)) if self._tokenizer is not None else 0
-        if options.max_tokens is not None and num_tokens > options.max_tokens:
-            raise RewriteRefused("too_long", f"{num_tokens:,} tokens, at most {options.max_tokens:,}")
-        return made, num_tokens
+        return await self._teacher.rewrite(job.source, cache)
 
     def _count_earlier(self) -> None:
         """Charge the budget with what finished jobs used."""
@@ -201,16 +148,3 @@ _USAGE = ("num_attempts", "prompt_tokens", "completion_tokens")
 def _in_words(reasons: Mapping[str, int]) -> str:
     ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{code} {count:,}" for code, count in ranked if code and count)
-
-
-def _load_tokenizer(settings: ConversionSettings) -> ChatTokenizer | None:
-    folder = settings.tokenizer
-    if folder is None:
-        return None
-    tokenizer = ChatTokenizer.load(embedded_folder("tokenizer") if str(folder) == EMBEDDED else folder)
-    if settings.tokenizer_digest not in ("", tokenizer.digest):
-        raise ConfigError(
-            f"conversion.tokenizer: the tokenizer in {folder} is not the one that this run was made with; restore its "
-            "files, or start a new run"
-        )
-    return tokenizer

@@ -23,12 +23,11 @@ from treadle.datagen.sft_rows.row_environments import load_row_tokenizer
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW, TrajectorySelector
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.tables import SFT_REJECTIONS, SFT_ROWS
-from treadle.datagen.texts.blocks import Block, order_fault, read_blocks
+from treadle.datagen.texts.examined import Examined
 from treadle.datagen.texts.files import WholeText, read_texts
 from treadle.datagen.texts.masks import mask_text
-from treadle.datagen.texts.rules import OVER_RATIO, Facts, Filters, Step, over_ratio
+from treadle.datagen.texts.rules import OVER_RATIO, Facts, Filters, over_ratio
 from treadle.datagen.texts.spans import names_tag, tag_spans
-from treadle.datagen.texts.violations import text_violations
 
 _CHUNK_ROWS = 256
 _ROWS_PER_BUCKET = 1024
@@ -63,7 +62,7 @@ class TextRowsRun:
                     self._add_rows(text, buckets)
                 elif decision is not None:
                     self.tally.left_out[decision] += 1
-                    self._reject(text, [decision], Facts.of(_steps(text)))
+                    self._reject(text, [decision], Examined.of(text).facts)
                 self._advance()
             self._write_sorted(buckets)
         self._context.write(SFT_REJECTIONS.kind, self._rejections)
@@ -114,28 +113,20 @@ class TextRowsRun:
 
         A text that names the tag of results must have masked tokens: otherwise results would be trained on.
         """
-        if text.reason:
-            return Facts.of(()), [text.reason]
-        if self._options.mask_results and names_tag(text.text, text.tag) and not tag_spans(text.text, text.tag):
+        names = not text.reason and names_tag(text.text, text.tag)
+        if self._options.mask_results and names and not tag_spans(text.text, text.tag):
             raise StageFailed(
                 f"{text.where}: the text has the tag {text.tag!r}, but no token of it would be masked; write its "
                 f"markers as <{text.tag}> and </{text.tag}>, or set `tag` of the source to the tag around results"
             )
-        blocks, fault = read_blocks(text.text, text.tag)
-        fault = fault or order_fault(blocks, text.tag)
-        facts = Facts.of(_named(blocks, text.tag))
-        if fault:
-            return facts, [fault]
-        violations: list[str] = []
-        if self._options.filters.drop_violations and text.dialect is not None:
-            violations = text_violations(text.text, blocks, text.tag, text.dialect)
-        return facts, self._rule_reasons(text, facts, violations)
+        found = Examined.of(text)
+        return found.facts, [found.fault] if found.fault else self._rule_reasons(text, found)
 
-    def _rule_reasons(self, text: WholeText, facts: Facts, violations: Sequence[str]) -> list[str]:
+    def _rule_reasons(self, text: WholeText, found: Examined) -> list[str]:
         if self._tokenizer is None:
-            return self._filters.reasons(text.key, facts, violations=violations)
+            return self._filters.reasons(text.key, found.facts, violations=found.violations)
         ids = mask_text(text.text.rstrip(), self._tokenizer, text.tag).ids
-        reasons = self._filters.reasons(text.key, facts, num_tokens=len(ids), violations=violations)
+        reasons = self._filters.reasons(text.key, found.facts, num_tokens=len(ids), violations=found.violations)
         if not _is_given_back(text.text.rstrip(), self._tokenizer.decode(ids)):
             reasons.append("not_given_back")
         num_prompt = len(self._tokenizer.prompt_ids(text.messages))
@@ -153,7 +144,7 @@ class TextRowsRun:
 
     def _add_rows(self, text: WholeText, buckets: Buckets) -> None:
         """Encode an accepted text and put its rows where the order has them."""
-        facts = Facts.of(_steps(text))
+        facts = Examined.of(text).facts
         columns = self._columns(text)
         for copy in range(self._filters.num_copies(facts)):
             key = f"{text.key}-{copy + 1}" if copy else text.key
@@ -221,14 +212,6 @@ def run_text_rows(context: StageContext) -> Mapping[str, Any]:
     stage_run = TextRowsRun(context)
     stage_run.run()
     return stage_run.tally.metrics()
-
-
-def _named(blocks: Sequence[Block], tag: str) -> list[Step]:
-    return [Step("result" if block.name == tag else block.name, block.body) for block in blocks]
-
-
-def _steps(text: WholeText) -> list[Step]:
-    return _named(read_blocks(text.text, text.tag)[0], text.tag)
 
 
 def _turn(said: str, tag: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from treadle.core.errors import ConfigError, closest
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.datagen.questions.sources import QuestionsSettings
-from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.datagen.sft_rows.row_source import rolled_out_policy
 from treadle.environments.mixture import Environments
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import SCORERS, scorer_named

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.core.runs.address import Address, phase_name
-from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.datagen.sft_rows.row_source import rolled_out_policy
 from treadle.stages.recipes.base import Each, Step
 from treadle.stages.registry import makes_checkpoint, stage_entry
 from treadle.tasks.config import TreadleConfig

@@ -87,9 +87,8 @@ async def test_killed_flow_asks_for_no_rewrite_twice_and_ends_with_the_same_byte
         return rewrite(request)
 
     async with hosted(teacher) as server:
-        (tmp_path / "config.toml").write_text(
-            CONFIG.format(url=server.url, tokenizer=qwen_tokenizer(), folder=tmp_path)
-        )
+        config = tmp_path / "config.toml"
+        config.write_text(CONFIG.format(url=server.url, tokenizer=qwen_tokenizer(), folder=tmp_path))
         calm = new_run(tmp_path / "calm")
         for one in flow_instances(load_config(TreadleConfig, [config])):
             await asyncio.to_thread(execute, one, calm)
