@@ -51,7 +51,7 @@ class TextRowsRun:
         """Run both passes, sort the rows and write the report."""
         self._num_read = sum(1 for _ in self._texts())
         if not self._num_read:
-            raise StageFailed("the conversion has no trajectories; check the result of the stage `conversion`")
+            raise StageFailed("the rewrites have no trajectories; check the result of the stage `conversion`")
         self._context.progress.start(2 * self._num_read, 0, "trajectories")
         decisions = self._select()
         buckets = Buckets(self._context.scratch / "rows", bucket_count(self.tally.num_accepted, _ROWS_PER_BUCKET))

@@ -190,6 +190,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "ModelSettings.headers_env": ({"X-Key": "KEY"},),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "PolicyRole.model": ("near",),
+    "TeacherRole.model": ("near",),
     "HelperRole.model": ("near",),
     "JudgeRole.model": ("near",),
     "ModelSettings.server": ({"type": "tutor", "persona": "noisy"},),
@@ -295,6 +296,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     """Return configurations with all kinds of sections, with their files: search in process, by services, on the web"""
     write_byte_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "texts.jsonl").write_text('{"input": "1 + 1?", "output": "<answer>2</answer>"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     record = write_record(LocalStorage(tmp_path), [], made_by="test", work="work")
     (tmp_path / record.folder).rename(tmp_path / "record")
@@ -319,6 +321,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
             "format_prompts": {"fill_in": "Fill it in."},
             "roles": {"host": {"model": "vllm"}},
         },
+        "conversion": {"texts": [{"path": f"{tmp_path}/texts.jsonl"}]},
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
         "scores": {
