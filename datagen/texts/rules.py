@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from treadle.core.store.buckets import draw
@@ -105,6 +105,20 @@ class Facts:
             is_reflected=bool(checks) or any(step.name == "reflection" for step in steps),
             is_corrected=score is not None and int(score[1]) <= 2,
         )
+
+
+def facts_of_rollout(steps: Sequence[Step], calls: Sequence[tuple[str, str, int]]) -> Facts:
+    """Return the facts about a rollout: its blocks without results, and (tool, argument, turn) of its calls."""
+    said = Facts.of(steps, calls=())
+    asked = [(tool, folded(argument)) for tool, argument, _ in calls]
+    counts = Counter(tool for tool, _ in asked)
+    return replace(
+        said,
+        calls=counts,
+        num_searches=sum(count for name, count in counts.items() if name.endswith("search")),
+        widest=max(Counter(turn for _, _, turn in calls).values(), default=0),
+        repeats_call=len(set(asked)) < len(asked),
+    )
 
 
 def queries_of(step: Step) -> list[str]:
