@@ -115,6 +115,19 @@ class ChatTokenizer:
         """
         return self._encode(self._plain, text)
 
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the ids of plain text as `encode` does, and for each id the number of characters up to its end.
+
+        Tokens that share a character all end behind it.
+        """
+        ids = self.encode(text)
+        lengths = self._lengths(ids, well_formed(text))
+        if lengths is not None:
+            return ids, lengths[1:]
+        # Characters were normalised, or the vocabulary has no bytes; only the library knows the offsets then.
+        encoding = self._plain.encode(well_formed(text), add_special_tokens=False)
+        return ids, list(itertools.accumulate((end for _, end in encoding.offsets), max))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included; incomplete characters become U+FFFD, unknown ids nothing."""
         if self._token_bytes is not None:

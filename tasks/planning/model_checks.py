@@ -10,7 +10,7 @@ from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.datagen.pools.entry import pool_models
-from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.datagen.sft_rows.row_source import rolled_out_policy
 from treadle.environments.mixture import summarizer_of
 from treadle.eval.entry import score_models
 from treadle.rl.phases import sampling_model

@@ -58,6 +58,9 @@ ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_respon
 ModelSettings.probe_base_s ModelSettings.probe_max_s ModelSettings.prompt_price_per_million
 ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
 ModelSettings.retry_limit ModelSettings.tokenizer
+ConversionOptions.max_concurrent ConversionOptions.max_cost ConversionOptions.max_total_tokens
+ConversionOptions.pending_pause_s ConversionOptions.pending_retries ConversionOptions.prompts
+ConversionOptions.shards ConversionOptions.tokenizer TextSource.path
 PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.pending_pause_s
 PoolOptions.pending_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
@@ -187,6 +190,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "ModelSettings.headers_env": ({"X-Key": "KEY"},),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "PolicyRole.model": ("near",),
+    "TeacherRole.model": ("near",),
     "HelperRole.model": ("near",),
     "JudgeRole.model": ("near",),
     "ModelSettings.server": ({"type": "tutor", "persona": "noisy"},),
@@ -292,6 +296,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     """Return configurations with all kinds of sections, with their files: search in process, by services, on the web"""
     write_byte_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "texts.jsonl").write_text('{"input": "1 + 1?", "output": "<answer>2</answer>"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     record = write_record(LocalStorage(tmp_path), [], made_by="test", work="work")
     (tmp_path / record.folder).rename(tmp_path / "record")
@@ -316,6 +321,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
             "format_prompts": {"fill_in": "Fill it in."},
             "roles": {"host": {"model": "vllm"}},
         },
+        "conversion": {"texts": [{"path": f"{tmp_path}/texts.jsonl"}]},
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
         "scores": {
