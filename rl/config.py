@@ -113,6 +113,17 @@ class RlOptions(TrainingOptions):
     passes of its own over its rows; the number of steps is still that of `num_epochs` passes over all rows. Empty: rows
     are drawn as they are."""
 
+    dynamic_sampling: bool = False
+    """Whether a step is trained on groups whose rewards differ: groups with equal rewards, which have no gradient, are
+    dropped, and further questions are drawn until `prompts_per_step` groups are left. Surplus groups are dropped too.
+    Steps are counted as without it."""
+    gen_prompts: int | None = Field(default=None, ge=1)
+    """Questions per draw with `dynamic_sampling`; None means `prompts_per_step`."""
+    max_extra_batches: int = Field(default=10, ge=0)
+    """Maximum number of draws of a step after the first, with `dynamic_sampling`. If too few groups have different
+    rewards after them, groups with equal rewards fill the step; if none has, training ends with an error. verl, which
+    does not fill steps, ends with an error in both cases."""
+
     learning_rate: float = Field(default=1e-5, gt=0.0)
     """Learning rate of AdamW."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
@@ -222,6 +233,24 @@ class RlOptions(TrainingOptions):
                 f"shares ({given}) have the sum {total:g}, not 1; they are shares of the questions of a step"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> RlOptions:
+        if self.shares and self.dynamic_sampling:
+            raise ValueError(
+                "shares fix the questions of each step, which dynamic_sampling would replace; leave out one of them"
+            )
+        if (most := self.prompts_per_draw * (1 + self.max_extra_batches)) < self.prompts_per_step:
+            raise ValueError(
+                f"gen_prompts and max_extra_batches allow {most} questions of a step, fewer than prompts_per_step "
+                f"{self.prompts_per_step}; raise one of them"
+            )
+        return self
+
+    @property
+    def prompts_per_draw(self) -> int:
+        """Questions that are rolled out together: those of a step, or of a draw with dynamic sampling."""
+        return (self.gen_prompts or self.prompts_per_step) if self.dynamic_sampling else self.prompts_per_step
 
     @property
     def branches(self) -> bool:

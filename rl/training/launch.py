@@ -220,6 +220,8 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         kind = error["kind"] if error else ""
         if kind == "nothing_learned" and self.events.steps:
             self._check_rewards()  # If equal rewards are the cause, this raises a more helpful error.
+        if kind == "no_spread":
+            return child.failure(f"had nothing to learn from ({error_text(error)})")
         if kind == "environment":
             return child.failure(f"could not open the policy's environment ({error_text(error)})")
         return super()._explain(command, child, code, error)

@@ -9,6 +9,7 @@ docs/guides/verl.md.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -117,6 +118,7 @@ def verl_overrides(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     """
     _check_supported(plan)
     decided = {**_data(plan, files), **_policy(plan, files), **_rollout(plan, files), **_trainer(plan, files)}
+    decided |= _group_filter(plan.options)
     chosen = _defaults(plan)
     for key, value in plan.options.extra.items():
         _check_extra(key, value, {decided_key.lstrip("+~") for decided_key in decided})
@@ -235,6 +237,23 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         **_adapters(plan),
         **{f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()},
     }
+
+
+def _group_filter(options: RlOptions) -> dict[str, JsonValue]:
+    """Return verl's dynamic sampling: it replaces groups with equal rewards one by one, without an upper limit.
+
+    The trainer of verl 0.9 ignores `max_num_gen_batches`; `treadle.rl.engine.verl.metrics_follower` ends a training
+    that reaches it.
+    """
+    if not options.dynamic_sampling:
+        return {}
+    filters: dict[str, JsonValue] = {
+        "enable": True,
+        "metric": "reward",
+        "max_num_gen_batches": 1 + options.max_extra_batches,
+        "max_inflight_gen_batches": math.ceil(options.prompts_per_draw / options.prompts_per_step),
+    }
+    return {f"algorithm.filter_groups.{key}": value for key, value in filters.items()}
 
 
 def _checkpoint_contents(options: RlOptions) -> list[JsonValue]:

@@ -29,6 +29,7 @@ from treadle.rl.engine.rows import Payloads, check_rows, first_prompt, job_envir
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl.commands import check, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
+from treadle.rl.training.dynamic_sampling import NoSpread
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import trl_arguments
@@ -51,6 +52,7 @@ def codec(tmp_path: Path) -> ChatTokenizer:
         (EndpointUnavailable("x"), "tools"),
         (Diverged("x"), "diverged"),
         (NothingLearned("x"), "nothing_learned"),
+        (NoSpread("x"), "no_spread"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "no_memory"),
         (MemoryError(), "no_memory"),
         (EngineError("x"), "other"),
