@@ -19,6 +19,7 @@ from treadle.rl.credit.outcome import OutcomeCredit
 from treadle.rl.credit.registry import AnyCredit
 from treadle.rl.groups.branching import Branching
 from treadle.rl.rewards.efficiency import EfficiencyReward
+from treadle.rl.rewards.overlong import OVERLONG_PARTS, Overlong
 from treadle.rl.rewards.registry import AnyReward
 from treadle.rl.training.step_rows import SHARE_TOLERANCE
 from treadle.rl.training_engine import AnyRlEngine
@@ -162,6 +163,9 @@ class RlOptions(TrainingOptions):
     """Rule that rewards the rollouts of a group."""
     credit: AnyCredit = OutcomeCredit()
     """Rule that turns the rewards of a group into advantages; verl supports `outcome` only."""
+    overlong: Overlong = "none"
+    """Penalty in training for long responses: none, or up to 1 within the last eighth of `max_response_tokens`
+    (`buffer`), linearly, for any reward rule. Tool results count, the prompt does not."""
     symbolic: bool | None = None
     """Whether to use computer algebra for math answers that the cheaper checks cannot decide. None: the setting of
     `scores` in the same phase, so that selection and reward agree. Limits are those of `scores`."""
@@ -251,6 +255,11 @@ class RlOptions(TrainingOptions):
     def prompts_per_draw(self) -> int:
         """Questions that are rolled out together: those of a step, or of a draw with dynamic sampling."""
         return (self.gen_prompts or self.prompts_per_step) if self.dynamic_sampling else self.prompts_per_step
+
+    @property
+    def reward_parts(self) -> dict[str, str]:
+        """Name -> description of the parts of a reward: those of the rule, and those that other keys add."""
+        return {**self.reward.PARTS, **OVERLONG_PARTS[self.overlong]}
 
     @property
     def branches(self) -> bool:

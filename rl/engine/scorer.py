@@ -50,7 +50,10 @@ class GroupScorer:
             step=step,
             num_steps=self._plan.num_steps,
         )
-        return reward_items(self._plan.options.reward, known)
+        options = self._plan.options
+        penalises = options.overlong == "buffer" and step > 0
+        limit = options.max_response_tokens if penalises else None
+        return reward_items(options.reward, known, overlong_limit=limit)
 
     def advantages(self, group: Group, task: Task, rewards: Sequence[RewardedItem], step: int) -> list[list[float]]:
         """Return the advantage of each turn of each trajectory by the plan's credit rule.
