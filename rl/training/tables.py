@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from treadle.core.tables import PARTS, Table, column
-from treadle.environments.rollouts.tables import TURN_REWARDS
+from treadle.environments.rollouts.tables import SEGMENTS, TURN_REWARDS
 
 RL_ROLLOUTS = Table(
     "rl_rollouts",
@@ -48,6 +48,7 @@ RL_ROLLOUTS = Table(
     ),
     "Rollouts of the reinforcement of a policy, with all parts of their rewards.",
     required=False,
+    parsed={"segments": SEGMENTS},
 )
 
 

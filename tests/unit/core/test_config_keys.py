@@ -62,6 +62,8 @@ PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens Poo
 PoolOptions.pending_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
 PhaseRollouts.pending_pause_s PhaseRollouts.pending_retries PhaseRollouts.shards
+PlanningSearchSettings.cache_folder PlanningSearchSettings.corpus PlanningSearchSettings.index_folder
+PlanningSearchSettings.num_threads
 RlOptions.devices RlOptions.gpu_memory_share RlOptions.gradient_checkpointing RlOptions.num_devices RlOptions.num_nodes
 RlOptions.per_device_batch_size RlOptions.preset RlOptions.stall_timeout_s RlOptions.tensor_parallel RlOptions.threads
 RlOptions.trackers RlOptions.variant
@@ -96,6 +98,7 @@ KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, JUDGE
 FIXED = {
     "TutorServer.type", "VllmServer.type", "SourceSettings.from",
     "QuestionSettings.type", "QuestionSettings.code_file", "QuestionSettings.code_sha256",
+    "PlanningSettings.type", "PlanningSettings.code_file", "PlanningSettings.code_sha256",
     "HttpToolSettings.type", "HttpToolSettings.code_file", "HttpToolSettings.code_sha256",
     "McpSettings.type", "McpSettings.code_file", "McpSettings.code_sha256",
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
@@ -166,6 +169,11 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "QuestionsSettings.benchmarks": ({"own": {"domain": "math"}, "other": {"domain": "math"}},),
     "SearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),
     "SearchSettings.summarizer": ("near",),
+    "PlanningSearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),
+    "PlanningSearchSettings.route": ("web",),
+    "PlanningSearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
+    "PlanningSettings.roles": ({},),
+    "PlanningSettings.tools": ({},),
     "SearchSettings.route": ("web",),
     "SearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
     "WebSettings.provider": ({**PROVIDER, "engine": "google"},),
@@ -340,7 +348,19 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "environment": {**tree["environment"], "tools": tools},
         "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near", "vllm", "tutor"]},
     }
-    return [load_config(TreadleConfig, data=data) for data in (tree, apart, abroad, with_tools)]
+    planning = {
+        **tree,
+        "environment": {
+            "type": "planning",
+            "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
+            "roles": {"filler": {"model": "vllm"}},
+            "tools": {"desk": http},
+        },
+        "flow": with_tools["flow"],
+    }
+    planning_apart = {**planning, "environment": {"type": "planning", **apart["environment"]}}
+    trees = (tree, apart, abroad, with_tools, planning, planning_apart)
+    return [load_config(TreadleConfig, data=data) for data in trees]
 
 
 def fingerprints(config: TreadleConfig) -> dict[str, str]:
