@@ -18,6 +18,7 @@ from treadle.environments.scorers.registry import AnyScorer
 from treadle.rl.credit.outcome import OutcomeCredit
 from treadle.rl.credit.registry import AnyCredit
 from treadle.rl.groups.branching import Branching
+from treadle.rl.presets import PLANNING_PRESETS
 from treadle.rl.rewards.efficiency import EfficiencyReward
 from treadle.rl.rewards.overlong import OVERLONG_PARTS, Overlong
 from treadle.rl.rewards.registry import AnyReward
@@ -70,12 +71,12 @@ class RlOptions(TrainingOptions):
     """Options of RL training in one phase.
 
     Group size, clipping, sampling and reward are those of the paper; batch sizes and lengths fit the embedded model.
-    The preset `et-agent-7b` has the paper's.
+    The presets have those of papers (`rl/presets.py`).
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B, **PLANNING_PRESETS}
 
     engine: AnyRlEngine = Field(default=DEFAULT_ENGINE, validate_default=True)
     """Training engine: `trl`, on one machine with CPU or GPUs; `verl`, on the GPUs of one or more machines; or one of
@@ -87,8 +88,9 @@ class RlOptions(TrainingOptions):
     """Commit or tag of a hub id; empty selects the newest. The first phase's rollouts are sampled from the same
     revision."""
 
-    group_size: int = Field(default=16, ge=2)
-    """Trajectories per question and step; advantages are computed within such a group."""
+    group_size: int = Field(default=16, ge=1)
+    """Trajectories per question and step; advantages are computed within such a group. 1 needs an engine with a critic
+    (verl with `critic`)."""
     initial_rollouts: int | None = Field(default=None, ge=1)
     """Trajectories of a group that start from the question; the others branch off after tool results. None, or the
     group size, disables branching."""
@@ -127,6 +129,8 @@ class RlOptions(TrainingOptions):
 
     learning_rate: float = Field(default=1e-5, gt=0.0)
     """Learning rate of AdamW."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the learning rate rises from 0, before the schedule."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the learning rate over the steps."""
     weight_decay: float = Field(default=0.01, ge=0.0)
@@ -201,6 +205,10 @@ class RlOptions(TrainingOptions):
 
     @model_validator(mode="after")
     def _check_group(self) -> RlOptions:
+        if self.group_size == 1 and not self.engine.has_critic:
+            raise ValueError(
+                "group_size 1 leaves nothing to compare a trajectory with; raise it, or use an engine with a critic"
+            )
         if self.initial_rollouts is not None and self.initial_rollouts > self.group_size:
             raise ValueError(f"initial_rollouts {self.initial_rollouts} is more than group_size {self.group_size}")
         if self.initial_rollouts not in (None, self.group_size) and self.beam_size == 1:

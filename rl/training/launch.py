@@ -248,8 +248,8 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             self._discard_states()
             raise self._failure(f"reinforcement got no reward: in {len(steps):,} steps no rollout was scored")
         num_groups = sum(step.num_groups for step in steps)
-        # Another credit rule may tell equally rewarded rollouts apart.
-        is_usual = is_default(self.plan.options.credit)
+        # Another credit rule, or a critic, may tell equally rewarded rollouts apart.
+        is_usual = is_default(self.plan.options.credit) and not self.plan.options.engine.has_critic
         if is_usual and num_groups == sum(step.num_equal_groups for step in steps):
             self._discard_states()
             raise self._failure(_nothing_to_learn(steps, num_groups, num_rollouts))

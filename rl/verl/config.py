@@ -224,18 +224,36 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "optim.lr": options.learning_rate,
         "optim.lr_scheduler_type": options.lr_scheduler_type,
         "optim.weight_decay": options.weight_decay,
+        **({"optim.lr_warmup_steps": options.warmup_steps} if options.warmup_steps else {}),
         "optim.clip_grad": options.max_grad_norm,
         "fsdp_config.dtype": _DTYPE[options.precision],
         "checkpoint.save_contents": _checkpoint_contents(options),
     }
     return {
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.norm_adv_by_std_in_grpo": True,
+        **_advantages(plan, files),
         "algorithm.use_kl_in_reward": False,
         "actor_rollout_ref.model.path": str(files.model),
         "actor_rollout_ref.model.enable_gradient_checkpointing": options.gradient_checkpointing is not False,
         **_adapters(plan),
         **{f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()},
+    }
+
+
+def _advantages(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
+    """Return what advantages are computed by: rewards within a group, or a critic that starts from the policy."""
+    options = plan.options
+    if not options.engine.has_critic:
+        return {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": True}
+    engine = options.engine.model_dump()
+    return {
+        "algorithm.adv_estimator": "gae",
+        "algorithm.gamma": 1.0,
+        "algorithm.lam": 1.0,
+        "critic.model.path": str(files.model),
+        "critic.model.enable_gradient_checkpointing": options.gradient_checkpointing is not False,
+        "critic.optim.lr": engine["critic_learning_rate"],
+        "critic.optim.lr_warmup_steps_ratio": engine["critic_warmup_ratio"],
+        "critic.optim.weight_decay": options.weight_decay,
     }
 
 
