@@ -61,7 +61,7 @@ AFM_MHQA_7B: dict[str, Any] = {
     "group_size": 1,  # script
     "clip_low": 0.2,  # script
     "clip_high": 0.2,  # script
-    "dual_clip": 3.0,  # default
+    "dual_clip": 3.0,  # script
     "kl_coef": 0.001,  # script
     "warmup_steps": 286,  # script: 0.285 of 1,005 steps
     "weight_decay": 0.01,  # script
@@ -71,8 +71,8 @@ AFM_MHQA_7B: dict[str, Any] = {
     "max_response_tokens": 8192,  # script
     "num_epochs": 15,  # script
     "max_steps": 1005,  # script
-    "validation_steps": 10,  # default
-    "save_steps": 20,  # default
+    "validation_steps": 10,  # here
+    "save_steps": 20,  # here
     "num_devices": 8,  # script: 16 GPUs
     "num_nodes": 2,  # script
     "tensor_parallel": 4,  # script
@@ -130,8 +130,8 @@ AFM_CODE_32B: dict[str, Any] = {
     "overlong": "buffer",  # paper; default: no penalty
     "num_epochs": 100,  # script
     "max_steps": 120,  # paper; script: 2,000
-    "validation_steps": 10,  # default
-    "save_steps": 20,  # default
+    "validation_steps": 10,  # here
+    "save_steps": 20,  # here
     "num_devices": 8,  # script: 64 GPUs
     "num_nodes": 8,  # script
     "tensor_parallel": 4,  # script

@@ -348,7 +348,9 @@ def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
 def _defaults(plan: RlPlan) -> dict[str, JsonValue]:
     """Return the settings that the plan does not decide; `rl.extra` may replace them."""
     tokens = _tokens_per_device(plan)
+    critic: dict[str, JsonValue] = {"critic.strategy": "fsdp2", "critic.ppo_max_token_len_per_gpu": tokens}
     return {
+        **(critic if plan.options.engine.has_critic else {}),
         "actor_rollout_ref.model.use_remove_padding": True,
         # flash-attn has to be compiled on the machine; if it is installed, flash_attention_2 can be set.
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
