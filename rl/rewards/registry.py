@@ -17,6 +17,7 @@ REWARDS = Registry(
     shipped={
         "efficiency": "treadle.rl.rewards.efficiency:EfficiencyReward",
         "outcome": "treadle.rl.rewards.outcome:OutcomeReward",
+        "planning": "treadle.rl.rewards.planning:PlanningReward",
     },
     methods={"rewards": "rewards(group)"},
 )
