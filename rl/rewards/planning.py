@@ -50,21 +50,17 @@ class PlanningReward(RewardRule):
 
     def rewards(self, group: RewardGroup) -> list[Reward]:
         """See `RewardRule`. Rollouts of other environments get their score alone."""
-        made = [
-            self._reward(item, score.score, score.correct)
-            for item, score in zip(group.items, group.scores, strict=True)
-        ]
+        pairs = list(zip(group.items, group.scores, strict=True))
+        made = [self._reward(item, score.score, bool(score.correct)) for item, score in pairs]
         right = [
             one.total for one, score in zip(made, group.scores, strict=True) if score.correct and one.total is not None
         ]
         if not right:
             return made
-        # A partial score may come close to that of an answer that counts as right.
+        # Partial scores may differ by less than the weights.
         lowest = min(right)
         return [
-            one
-            if score.correct or one.total is None
-            else replace(one, total=min(one.total, max(lowest, score.score or 0.0)))
+            one if score.correct or one.total is None else replace(one, total=min(one.total, lowest))
             for one, score in zip(made, group.scores, strict=True)
         ]
 
