@@ -77,6 +77,7 @@ def open_scorer(plan: RlPlan, environments: Environments) -> Iterator[GroupScore
         if plan.algebra is not None:
             limits = plan.algebra
             checker = stack.enter_context(SymbolicChecker(limit_s=limits.limit_s, memory_mib=limits.memory_mib))
+        stack.enter_context(plan.options.reward.open())
         scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker)))
         yield GroupScorer(plan, scorers, environments)
 

@@ -5,7 +5,8 @@ Few imports, because rules run inside the engines' environments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -117,8 +118,13 @@ class RewardRule(Entry):
     """Name -> description of the parts of a reward, the most telling ones first: curves show the first that change."""
 
     type: str = "efficiency"
-    """Type of the rule: `efficiency`, `outcome`, `planning`, `my_file.py:Class` for a class in a file next to the
-    configuration, `package.module:Class`, or the name of an entry point."""
+    """Type of the rule: `efficiency`, `outcome`, `planning`, `judge`, `my_file.py:Class` for a class in a file next to
+    the configuration, `package.module:Class`, or the name of an entry point."""
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Hold what the rule needs, such as connections, for as long as it is used in a process."""
+        yield
 
     def rewards(self, group: RewardGroup) -> list[Reward]:
         """Return the rewards of a group's items, in their order.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 from treadle.core.answers.score import Score
-from treadle.core.errors import EngineError
+from treadle.core.errors import EndpointUnavailable, EngineError
 from treadle.core.untrusted.concealment import user_code
 from treadle.rl.rewards.base import FAILED, GroupItem, Reward, RewardGroup, RewardRule
 from treadle.rl.rewards.overlong import overlong_penalty
@@ -83,6 +83,8 @@ def _checked(rule: RewardRule, group: RewardGroup) -> list[Reward]:
     try:
         with user_code(rule, group.task.payload):
             made = list(rule.rewards(group))
+    except EndpointUnavailable:
+        raise  # A service is down: the training resumes when it is back.
     except Exception as error:  # any error that a user's rule raises
         raise EngineError(f"{about} it raised {type(error).__name__}: {error}") from error
     if len(made) != len(group.items):
