@@ -7,7 +7,7 @@ import traceback
 from treadle.core.engines.errors import Diverged, NothingLearned, is_out_of_memory
 from treadle.core.engines.events import EventFile
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
-from treadle.rl.training.dynamic_sampling import NoSpread
+from treadle.rl.engine.dynamic_sampling import NoSpread
 
 
 class BadPlan(Exception):

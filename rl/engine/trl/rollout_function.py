@@ -10,11 +10,11 @@ from trl import GRPOTrainer
 
 from treadle.agent.contract import Task
 from treadle.rl.credit.base import token_advantages
+from treadle.rl.engine.dynamic_sampling import Draws, NoSpread, draw_groups, rows_of_draw
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
 from treadle.rl.engine.trl.step_rows import StepRows
 from treadle.rl.groups.dump import rollout_row, write_step
-from treadle.rl.training.dynamic_sampling import Draws, NoSpread, draw_groups, rows_of_draw
 from treadle.rl.training.figures import environment_figures, step_figures
 from treadle.rl.training.plan import RlPlan
 

@@ -17,11 +17,11 @@ from typing import Any
 from treadle.core.engines.errors import Diverged
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.errors import EngineError
+from treadle.rl.engine.dynamic_sampling import NoSpread, has_spread
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.groups.dump import write_step
 from treadle.rl.rewards.rewarded import RewardedItem
-from treadle.rl.training.dynamic_sampling import NoSpread, has_spread
 from treadle.rl.training.figures import step_figures, validation_figures
 from treadle.rl.training.plan import RlPlan
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.rl.credit.outcome import group_advantages
+from treadle.rl.engine.dynamic_sampling import Draws, NoSpread, draw_groups, has_spread, rows_of_draw
 from treadle.rl.rewards.rewarded import RewardedItem
-from treadle.rl.training.dynamic_sampling import Draws, NoSpread, draw_groups, has_spread, rows_of_draw
 
 
 def item(reward: float, *, scored: bool = True) -> RewardedItem:

@@ -24,12 +24,12 @@ from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.__main__ import main
+from treadle.rl.engine.dynamic_sampling import NoSpread
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, kind_of
 from treadle.rl.engine.rows import Payloads, check_rows, first_prompt, job_environments, read_tasks
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl.commands import check, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
-from treadle.rl.training.dynamic_sampling import NoSpread
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import trl_arguments

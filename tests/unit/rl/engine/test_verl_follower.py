@@ -16,11 +16,11 @@ from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.engines.errors import Diverged
 from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import EngineError
+from treadle.rl.engine.dynamic_sampling import NoSpread
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower
 from treadle.rl.rewards.base import GroupItem
-from treadle.rl.training.dynamic_sampling import NoSpread
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.plan import RlPlan
 
