@@ -156,6 +156,7 @@ def job_json(folder: RlFolder, plan: RlPlan, policy: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.covers("planning-17")
 def test_batched_generation_matches_single_sequences(checks: dict[str, Any]) -> None:
     found = checks["generation"]
     assert found["greedy_agrees"] and found["draws_agree"] and found["distinct_draws"] > 4
