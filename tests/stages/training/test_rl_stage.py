@@ -288,6 +288,7 @@ def test_rows_with_long_prompts_are_skipped_with_the_hub_tokenizer(
         ),
         ({"equal": True}, r"the rewards were equal \(mean 0.1 to 0.6\)"),
         ({"at": 4, "do": "nothing_learned"}, r"learnt nothing \(Error: nothing_learned it is\); check learning_rate"),
+        ({"at": 3, "do": "no_spread"}, r"had nothing to learn from \(Error: no_spread it is\)"),
         ({"at": 6, "do": "nothing_learned", "equal": True}, r"nothing to learn from: in all 10 groups of 5 steps"),
     ],
 )

@@ -107,6 +107,8 @@ FIXED = {
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
     "WorkspaceSettings.backend",
     "EfficiencyReward.type", "EfficiencyReward.code_file", "EfficiencyReward.code_sha256",
+    "PlanningReward.type", "PlanningReward.code_file", "PlanningReward.code_sha256",
+    "JudgeReward.type", "JudgeReward.code_file", "JudgeReward.code_sha256",
     "OutcomeReward.type", "OutcomeReward.code_file", "OutcomeReward.code_sha256",
     "OutcomeCredit.type", "OutcomeCredit.code_file", "OutcomeCredit.code_sha256",
     "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
@@ -157,6 +159,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "FlowSettings.trackers": (["tensorboard"],),
     "SelectionOptions.quotas": ({"qa": 5},),
     "RlOptions.shares": ({"default": 1.0},),
+    "JudgeReward.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
     "Correctness.models": (["near"],),
@@ -332,6 +335,15 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     }
     others = {"scores": {"judges": {"type": "rubric", "rubric": "Short."}}, "selection": {"method": "random"}}
     apart = {**tree, **others, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
+    apart["rl"] = {**tree["rl"], "reward": {"type": "planning"}}
+    judge = {"type": "judge", "model": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}
+    judged = {
+        "models": {"near": near},
+        "questions": tree["questions"],
+        "environment": {"search": {"enabled": False}},
+        "rl": {"reward": judge},
+        "flow": {"stages": ["rollouts", "scores", "rl"], "models": ["near"]},
+    }
     web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
     # Policies are reinforced with recorded searches alone, so without that stage here.
     abroad = {
@@ -365,7 +377,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "flow": with_tools["flow"],
     }
     planning_apart = {**planning, "environment": {"type": "planning", **apart["environment"]}}
-    trees = (tree, apart, abroad, with_tools, planning, planning_apart)
+    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged)
     return [load_config(TreadleConfig, data=data) for data in trees]
 
 
