@@ -70,8 +70,12 @@ class SandboxPool:
         await asyncio.to_thread(self._guardian.close)
         await asyncio.to_thread(self._usage.close)
 
-    async def run(self, program: str, *, time_limit_s: float, deadline: float | None = None) -> ProgramResult:
+    async def run(
+        self, program: str, *, time_limit_s: float, deadline: float | None = None, stdin: str = ""
+    ) -> ProgramResult:
         """Run one program for at most `time_limit_s`, and not past `deadline` (a time of `work_clock`).
+
+        It can read `stdin` from its standard input, which then ends.
 
         That clock stops while the call waits for a sandbox: the size of the pool is operational and must not make a
         program time out. Raise SandboxError if no sandbox can be started.
@@ -91,7 +95,7 @@ class SandboxPool:
                 time_limit_s = min(time_limit_s, deadline - clock.time())
             cpu_s = self._settings.cpu_s or math.ceil(max(time_limit_s, 0.0)) + 1
             try:
-                return await sandbox.run(program, self._usage, time_limit_s=time_limit_s, cpu_s=cpu_s)
+                return await sandbox.run(program, self._usage, time_limit_s=time_limit_s, cpu_s=cpu_s, stdin=stdin)
             except asyncio.CancelledError:
                 await asyncio.shield(sandbox.discard())
                 raise

@@ -244,13 +244,18 @@ class SandboxProcess:
         """Whether the sandbox still runs and can run a program."""
         return not self._status_output.ended.done() and not self._stdout.ended.done()
 
-    async def run(self, program: str, usage: Watch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
-        """Run one program until it ends or exceeds a limit; none of its processes is left when this returns."""
+    async def run(
+        self, program: str, usage: Watch, *, time_limit_s: float, cpu_s: int, stdin: str = ""
+    ) -> ProgramResult:
+        """Run one program until it ends or exceeds a limit; none of its processes is left when this returns.
+
+        `stdin` is all that it can read from its standard input.
+        """
         if self._lifeline is None:
             # Without namespaces no usage is sampled: Landlock allows one process only, and kind `none` has no limits.
-            return await self._run(program, asyncio.get_running_loop().create_future(), time_limit_s, cpu_s)
+            return await self._run(program, stdin, asyncio.get_running_loop().create_future(), time_limit_s, cpu_s)
         with usage.watching(self._first_pid(), self._memory_bytes) as excess:
-            return await self._run(program, excess, time_limit_s, cpu_s)
+            return await self._run(program, stdin, excess, time_limit_s, cpu_s)
 
     def _first_pid(self) -> int:
         """Return the id of the first process; on kernels without pidfds, take the only child of bubblewrap."""
@@ -260,7 +265,7 @@ class SandboxProcess:
         return next(itertools.islice(descendants(bwrap), 1, None), bwrap)
 
     async def _run(
-        self, program: str, excess: asyncio.Future[Excess], time_limit_s: float, cpu_s: int
+        self, program: str, stdin: str, excess: asyncio.Future[Excess], time_limit_s: float, cpu_s: int
     ) -> ProgramResult:
         output_exceeded = [
             asyncio.ensure_future(capture.output_exceeded.wait()) for capture in (self._stdout, self._stderr)
@@ -269,8 +274,8 @@ class SandboxProcess:
         lost = asyncio.ensure_future(self._lost())
         first: set[asyncio.Future[Any]] = {ended, excess, lost, *output_exceeded}
         try:
-            body = program.encode("utf-8", "replace")
-            await self._send(f"{cpu_s} {len(body)}\n".encode() + body)
+            body, given = program.encode("utf-8", "replace"), stdin.encode("utf-8", "replace")
+            await self._send(f"{cpu_s} {len(body)} {len(given)}\n".encode() + body + given)
             seconds = await wait_for_first(first, time_limit_s)
             finished, exceeded_output = ended.done(), any(future.done() for future in output_exceeded)
             exceeded: Excess | None = excess.result() if excess.done() and not finished else None
