@@ -1,9 +1,10 @@
 """Run inside a sandbox: import packages until a program arrives, run the program, exit.
 
 The sandbox contains no other file of Treadle, so this module imports only the standard library. When it is ready it
-writes one byte to standard output. It then reads from standard input: a line with the limit of CPU seconds, the
-program's length in bytes and that of its input, then the program and its input. Standard input stays open until the
-host's process ends, so the program reads from another pipe. Its text is parsed only here, inside the sandbox.
+writes one byte to standard output. It then reads from standard input: a line with the limit of CPU seconds, whether a
+last expression is printed, the program's length in bytes and that of its input, then the program and its input.
+Standard input stays open until the host's process ends, so the program reads from another pipe. Its text is parsed
+only here, inside the sandbox.
 """
 
 import ast
@@ -247,8 +248,8 @@ def import_while_idle(names: list[str]) -> None:
     gc.freeze()
 
 
-def receive(sizes: int, source: int) -> tuple[int, str] | None:
-    """Read the limit of CPU seconds and the program; return None if the input ends first.
+def receive(sizes: int, source: int) -> tuple[int, bool, str] | None:
+    """Read the limit of CPU seconds, whether to print a last expression, and the program; None if the input ends first.
 
     Announce the size of the program's input to the first process, and make `source` the standard input.
     """
@@ -259,7 +260,7 @@ def receive(sizes: int, source: int) -> tuple[int, str] | None:
         if not byte:
             return None
         header += byte
-    cpu_s, size, input_size = map(int, header.split())
+    cpu_s, prints_value, size, input_size = map(int, header.split())
     body = bytearray()
     while len(body) < size:
         part = os.read(0, size - len(body))
@@ -269,7 +270,7 @@ def receive(sizes: int, source: int) -> tuple[int, str] | None:
     os.write(sizes, b"%d" % input_size)
     os.dup2(source, 0)
     os.closerange(3, 4096)
-    return cpu_s, body.decode("utf-8", "replace")
+    return cpu_s, bool(prints_value), body.decode("utf-8", "replace")
 
 
 def print_last_expression(tree: ast.Module) -> None:
@@ -285,10 +286,11 @@ def print_last_expression(tree: ast.Module) -> None:
     last.value = ast.fix_missing_locations(printed)
 
 
-def translate(text: str) -> types.CodeType:
+def translate(text: str, prints_value: bool) -> types.CodeType:
     """Compile the program; raise SyntaxError if it does not parse."""
     tree = ast.parse(text, PROGRAM)
-    print_last_expression(tree)
+    if prints_value:
+        print_last_expression(tree)
     return compile(tree, PROGRAM, "exec", dont_inherit=True)
 
 
@@ -304,7 +306,7 @@ def report(error: BaseException) -> None:
     sys.stderr.write(text)
 
 
-def run_as_main_module(text: str) -> int:
+def run_as_main_module(text: str, prints_value: bool) -> int:
     """Run the program as `__main__` and return its exit code; after an exception, print its traceback and return 1."""
     linecache.cache[PROGRAM] = (len(text), None, text.splitlines(keepends=True), PROGRAM)
     module = types.ModuleType("__main__")
@@ -312,7 +314,7 @@ def run_as_main_module(text: str) -> int:
     sys.argv = [""]
     sys.path.insert(0, "")
     try:
-        exec(translate(text), module.__dict__)
+        exec(translate(text, prints_value), module.__dict__)
     except SystemExit as error:
         return exit_code(error)
     except BaseException as error:  # noqa: BLE001 -- the program can raise anything
@@ -456,9 +458,10 @@ def main() -> None:
     gc.enable()
     received = receive(announced, source)
     if received is not None:
-        cpu_s = received[0] + int(time.process_time())
+        cpu_s, prints_value, text = received
+        cpu_s += int(time.process_time())
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-        end(run_as_main_module(received[1]))
+        end(run_as_main_module(text, prints_value))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.pool import SandboxPool
+from treadle.agent.sandbox.process import Program
 
 LARGE = "é" * 512 * 1024
 """1 MiB, many times what a pipe holds."""
@@ -39,18 +40,28 @@ async def pool(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
 )
 @pytest.mark.asyncio(loop_scope="module")
 async def test_program_reads_exactly_its_input(pool: SandboxPool, program: str, stdin: str, printed: str) -> None:
-    result = await pool.run(program, time_limit_s=60, stdin=stdin)
+    result = await pool.run(Program(program, stdin), time_limit_s=60)
     assert (result.exit_code, result.stdout, result.stderr) == (0, printed, "")
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_input_that_is_read_too_far_ends_the_program(pool: SandboxPool) -> None:
-    result = await pool.run("input()\ninput()", time_limit_s=60, stdin="once\n")
+    result = await pool.run(Program("input()\ninput()", "once\n"), time_limit_s=60)
     assert result.exit_code == 1
     assert result.stderr.endswith("EOFError: EOF when reading a line\n")
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_unread_input_does_not_outlive_the_time_limit(pool: SandboxPool) -> None:
-    result = await pool.run("while True: pass", time_limit_s=0.5, stdin=LARGE)
+    result = await pool.run(Program("while True: pass", LARGE), time_limit_s=0.5)
     assert result.timed_out
+
+
+@pytest.mark.parametrize(("prints_value", "printed"), [(True, "read a\nNone\n"), (False, "read a\n")])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_value_of_a_last_expression_is_printed_if_asked(
+    pool: SandboxPool, prints_value: bool, printed: str
+) -> None:
+    program = Program("def main():\n    print('read', input())\nmain()", "a", prints_value)
+    result = await pool.run(program, time_limit_s=60)
+    assert (result.exit_code, result.stdout) == (0, printed)
