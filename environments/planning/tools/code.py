@@ -62,11 +62,6 @@ def parse_call(text: str) -> CodeCall:
     return CodeCall(program, stdin)
 
 
-def has_python_fence(text: str) -> bool:
-    """Return whether a program is written as dialects with the tool `code` ask for: in a closed Python block."""
-    return any(fence.language in PYTHON and fence.is_closed for fence in find_fences(text))
-
-
 def describe(result: ProgramResult, time_limit_s: float) -> tuple[OutcomeStatus, str, str]:
     """Return status, cause and full observation of a result.
 

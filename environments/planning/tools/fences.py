@@ -54,6 +54,11 @@ def find_fences(text: str) -> list[Fence]:
     return found
 
 
+def has_python_fence(text: str) -> bool:
+    """Return whether a program is written as dialects with the tool `code` ask for: in a closed Python block."""
+    return any(fence.language in PYTHON and fence.is_closed for fence in find_fences(text))
+
+
 def _ticks(line: str) -> int:
     """Return how many backticks a line starts with, behind at most three spaces."""
     text = line.lstrip(" ")

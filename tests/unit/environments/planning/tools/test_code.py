@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from treadle.agent.sandbox.process import ProgramResult
 from treadle.agent.tools.outcome import clip
 from treadle.agent.tools.python import MAX_PROGRAM_CHARS
-from treadle.environments.planning.tools.code import MAX_STDIN_CHARS, CodeCall, describe, has_python_fence, parse_call
+from treadle.environments.planning.tools.code import MAX_STDIN_CHARS, CodeCall, describe, parse_call
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,6 @@ def test_any_text_is_a_call_or_an_error(text: str) -> None:
         return
     assert call.program in text
     assert call.stdin in text
-
-
-@pytest.mark.parametrize(
-    ("text", "has_one"),
-    [("```py\nx\n```", True), ("```python\n```", True), ("```py\nx", False), ("x", False), ("```\nx\n```", False)],
-)
-def test_only_a_closed_python_block_counts_as_fenced(text: str, has_one: bool) -> None:
-    assert has_python_fence(text) is has_one
 
 
 def _result(exit_code: int | None = 0, stdout: str = "", stderr: str = "", **ended: Any) -> ProgramResult:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.environments.planning.tools.fences import find_fences
+from treadle.environments.planning.tools.fences import find_fences, has_python_fence
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,11 @@ def test_blocks_lie_apart_and_in_order_in_any_text(parts: list[str]) -> None:
         assert fence.text in text[fence.start : fence.end]
         assert text[fence.start : fence.end].lstrip(" ").startswith("```")
         end = fence.end
+
+
+@pytest.mark.parametrize(
+    ("text", "has_one"),
+    [("```py\nx\n```", True), ("```python\n```", True), ("```py\nx", False), ("x", False), ("```\nx\n```", False)],
+)
+def test_only_a_closed_python_block_counts_as_fenced(text: str, has_one: bool) -> None:
+    assert has_python_fence(text) is has_one
