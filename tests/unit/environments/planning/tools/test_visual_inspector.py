@@ -153,7 +153,7 @@ async def test_refused_picture_is_an_outcome_and_an_absent_server_is_none(tmp_pa
         refused, too_long = await made.call("a.gif"), await made.call("a.gif")
         assert (refused.status, too_long.status) == ("error", "error")
         assert refused.note.endswith(", refused")
-        await made.server.stop()
+        await made.server.__aexit__(None, None, None)
         with pytest.raises(EndpointUnavailable):
             await made.call("a.gif")
 
