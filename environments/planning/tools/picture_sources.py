@@ -17,6 +17,7 @@ from treadle.environments.planning.tools.settings import VisualInspectorSettings
 from treadle.web.config import FetchSettings
 from treadle.web.pages.fetch import IDENTITY, Fetcher, Wanted
 from treadle.web.types import Unfetchable
+from treadle.web.urls import checked_url
 
 PICTURE = Wanted("a picture", MEDIA_TYPES | {"image/jpg", "image/x-ms-bmp"}, "image/*", IDENTITY)
 """What is fetched; its first bytes decide of which type it is."""
@@ -40,6 +41,14 @@ def picture_fetcher(settings: VisualInspectorSettings) -> Fetcher:
     """Return a fetcher of pictures, not opened yet."""
     limits = PictureLimits(settings.fetch, settings.timeout_s, settings.max_bytes)
     return Fetcher(limits, wanted=PICTURE)
+
+
+def picture_url(name: str) -> str:
+    """Return the normal form of a URL. Raises NoPicture for one that cannot be requested."""
+    try:
+        return str(checked_url(name))
+    except Unfetchable as error:
+        raise NoPicture(f"the URL cannot be used: {error.detail}") from None
 
 
 async def fetch_picture(fetcher: Fetcher, url: str, *, deadline: float) -> bytes:

@@ -30,6 +30,7 @@ from treadle.environments.planning.tools.picture_sources import (
     NoPicture,
     fetch_picture,
     picture_fetcher,
+    picture_url,
     read_file,
 )
 from treadle.environments.planning.tools.pictures import (
@@ -42,8 +43,6 @@ from treadle.environments.planning.tools.pictures import (
 )
 from treadle.environments.planning.tools.settings import VISION, VisualInspectorSettings
 from treadle.web.log_once import warn_once
-from treadle.web.types import Unfetchable
-from treadle.web.urls import checked_url
 
 MAX_QUESTION_CHARS = 4000
 MAX_REQUEST_CHARS = 16_384
@@ -191,10 +190,7 @@ class VisualInspector:
         if "://" not in name:
             data = await asyncio.to_thread(read_file, settings.folder, name, settings.max_bytes)
             return read_picture(data, settings.max_pixels)
-        try:
-            url = str(checked_url(name))
-        except Unfetchable as error:
-            raise NoPicture(f"the URL cannot be used: {error.detail}") from None
+        url = picture_url(name)
         if self._store is not None:
             stored = await asyncio.to_thread(self._store.of_url, url)
             if stored is not None:
