@@ -37,13 +37,14 @@ _NODE_CLOSING = re.compile(r"</node\s*>", re.IGNORECASE)
 _GRAPH = re.compile(r"</?graph\b[^<>]*>|<node\b", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"""([A-Za-z_][\w-]*)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 _CALL = re.compile(r"([A-Za-z_]\w*)\(")
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"|\'((?:[^\'\\]|\\.)*)\'', re.DOTALL)
+_STRING = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"|\'([^\'\\]*(?:\\.[^\'\\]*)*)\'', re.DOTALL)
 _KEYWORD = re.compile(r"[A-Za-z_]\w*\s*=\s*")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t"}
 
 _HEADER = re.compile(
-    r"[ \t]*(?:[-*•#]+[ \t]*|\d+[.)][ \t]+)?[*_`]*(?:task[ \t]*[-#]?|t)[ \t]*(\d+)[*_`]*[ \t]*[:.)][*_`]*[ \t]*(.*)",
+    r"[ \t]*(?:[-*•#]+[ \t]*|\d+[.)][ \t]+)?[*_`]*(?:task[ \t]*[-#]?|t)[ \t]*(\d{1,9})[*_`]*[ \t]*[:.)][*_`]*"
+    r"[ \t]*(.*)",
     re.IGNORECASE,
 )
 _DEPENDENCIES = re.compile(
@@ -52,7 +53,8 @@ _DEPENDENCIES = re.compile(
 )
 _NONE = re.compile(r"(?:none|no|nothing|n/?a|null|-|\[\s*\]|\{\s*\})?[.\s]*", re.IGNORECASE)
 _SEPARATOR = re.compile(r"\s*(?:[,;]|\band\b|&)\s*", re.IGNORECASE)
-_TASK_ID = re.compile(r"(?:task[\s_#-]*|t[\s_-]*)0*(\d+)", re.IGNORECASE)
+_NORMALIZED_ID = re.compile(r"T[1-9][0-9]*")
+_TASK_ID = re.compile(r"(?:task[\s_#-]*|t[\s_-]*)0*(\d{1,9})", re.IGNORECASE)
 
 
 def parse_plan(text: str, tools: Collection[str] = (), *, max_nodes: int = MAX_NODES) -> Plan:
@@ -70,6 +72,8 @@ def parse_plan(text: str, tools: Collection[str] = (), *, max_nodes: int = MAX_N
 
 def task_id(text: str) -> str:
     """Return a normalized id: `Task 2`, `task-2` and `t2` are `T2`; any other one is stripped."""
+    if _NORMALIZED_ID.fullmatch(text):
+        return text
     bare = text.strip().strip("*_`[](){}\"'").strip()
     match = _TASK_ID.fullmatch(bare)
     return f"T{int(match[1])}" if match else bare
@@ -138,9 +142,11 @@ def _graph_node(id: str, body: str, depends_on: tuple[str, ...]) -> PlanNode | P
         text = f'node {id} of the graph must call its tool with one quoted text, as in {call[1]}("...")'
         return PlanProblem("unreadable", text, (id,))
     written = "" if string is None else string[1] if string[1] is not None else string[2]
-    argument = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), written)
+    argument = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), written) if "\\" in written else written
     return PlanNode(id, body, depends_on, call[1], _own_ids(parse_template(argument)))
 
 
 def _own_ids(template: Template) -> Template:
+    if not template.places:
+        return template
     return Template(template.literals, tuple(task_id(place) for place in template.places))
