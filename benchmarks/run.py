@@ -217,6 +217,7 @@ BENCHMARKS = {
         ("--rollouts", "100", "--in-flight", "24", "--latency", "0.05", "--jitter", "0.1", "--outage", "2"),
         chaos,
     ),
+    "planning": Benchmark("rollouts/planning.py", (), ("--unit-s", "0.01", "--times", "5"), published),
     "retrieval": Benchmark(
         "search/retrieval.py", ("sparse", "--documents", "100000"), ("sparse", "--documents", "1000"), retrieval
     ),

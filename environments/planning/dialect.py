@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from treadle.agent.contract import Call, Message, ModelTurn, TurnEnd
@@ -153,7 +153,7 @@ class PlanningDialect(TagDialect):
 
     def parse_plan(self, body: str) -> Plan:
         """Read the text of a plan, in either syntax."""
-        return parse_plan(body, self.plan_tools, max_nodes=self.max_nodes)
+        return _parsed(body, tuple(self.plan_tools), self.max_nodes)
 
     def read(self, text: str, number: int, ended: TurnEnd, *, is_empty: bool = False) -> ModelTurn:
         """See `Dialect`. A turn that ends with an answer has no calls; one without tags has those of a run plan.
@@ -236,6 +236,12 @@ class PlanningDialect(TagDialect):
             "plan_tools": dict(self.plan_tools),
             "max_nodes": self.max_nodes,
         }
+
+
+@lru_cache(maxsize=16)
+def _parsed(body: str, tools: tuple[str, ...], max_nodes: int) -> Plan:
+    """Read a plan; what reacts to a turn asks for the same one several times."""
+    return parse_plan(body, tools, max_nodes=max_nodes)
 
 
 def planning_dialect(

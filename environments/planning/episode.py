@@ -23,6 +23,7 @@ from treadle.environments.planning.settings import PlanningSettings
 from treadle.environments.tools.calls import CallLimits
 
 LAST_TURN_NOTICE = "One turn is left: give the answer now. Nothing else is accepted, and no call will be run."
+_MAX_SHOWN_PROBLEMS = 8
 
 
 class PlanningEpisode:
@@ -79,7 +80,7 @@ class PlanningEpisode:
         found = self._dialect.find_plan(turn.text)
         if found is None or found[0].is_valid:
             return None
-        problems = "; ".join(problem.text for problem in found[0].problems)
+        problems = "; ".join(problem.text for problem in found[0].problems[:_MAX_SHOWN_PROBLEMS])
         return self._dialect.result(
             f"The plan cannot be followed: {problems}. Call tools by their tags, or plan again."
         )

@@ -25,6 +25,7 @@ class Batch:
     Attributes:
         turn: Number of the turn, from 0.
         plan: The plan that holds for them; None without one.
+        num_plans: Plans that the model wrote until then; batches with the same number have the same plan.
         calls: The calls with their tasks.
         stored: Their entries in the column `tool_calls`, in the same order.
         depends_on: What each call waits for; see `call_dependencies`.
@@ -32,6 +33,7 @@ class Batch:
 
     turn: int
     plan: Plan | None
+    num_plans: int
     calls: tuple[PlannedCall, ...]
     stored: tuple[Mapping[str, Any], ...]
     depends_on: Mapping[str, Sequence[str]]
@@ -174,7 +176,7 @@ def _read(
             if one.task:
                 done.setdefault(one.task, number)
         depends_on = call_dependencies(calls, plans.current)
-        yield Batch(number, plans.current, calls, tuple(stored), depends_on)
+        yield Batch(number, plans.current, len(plans.found), calls, tuple(stored), depends_on)
 
 
 def plan_figures(
@@ -216,7 +218,7 @@ def _early(batch: Batch, plans: _Plans, found: Sequence[Batch], scheduling: Sche
     ancestors = batch.plan.ancestors()
     first: dict[str, tuple[int, bool]] = {}
     for other in found:
-        if other.plan is batch.plan:
+        if other.num_plans == batch.num_plans:
             for one in other.calls:
                 first.setdefault(one.task, (other.turn, one.is_named))
     early = 0

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 MAX_NODES = 32
@@ -124,14 +125,18 @@ class Plan:
             levels[level_of[node.id]].append(node.id)
         return levels
 
-    def ancestors(self) -> dict[str, frozenset[str]]:
+    def ancestors(self) -> Mapping[str, frozenset[str]]:
         """Return the ids of all tasks that each task needs, directly or not.
 
         Raises ValueError if the plan has problems.
         """
         if self.problems:
             raise ValueError(self.problems[0].text)
-        return _ancestors(self.nodes)
+        return self._ancestors
+
+    @cached_property
+    def _ancestors(self) -> dict[str, frozenset[str]]:
+        return _ancestors(self.nodes, ordered(self.nodes))
 
 
 def checked_plan(
@@ -155,12 +160,13 @@ def checked_plan(
     found += _bad_dependencies(nodes)
     found += _unknown_tools(nodes, tools)
     if not found:
-        cycle = find_cycle(nodes)
-        if cycle:
+        order = ordered(nodes)
+        if len(order) < len(nodes):
+            cycle = find_cycle(nodes)
             text = f"the tasks {', '.join(cycle)} depend on each other in a cycle"
             found.append(PlanProblem("cycle", text, tuple(cycle)))
         else:
-            found += _bad_places(nodes)
+            found += _bad_places(nodes, order)
     return Plan(tuple(nodes), tuple(found))
 
 
@@ -190,10 +196,10 @@ def _unknown_tools(nodes: Sequence[PlanNode], tools: Collection[str]) -> list[Pl
     ]
 
 
-def _bad_places(nodes: Sequence[PlanNode]) -> list[PlanProblem]:
+def _bad_places(nodes: Sequence[PlanNode], order: Sequence[str]) -> list[PlanProblem]:
     if not any(node.argument.places for node in nodes):
         return []
-    ancestors = _ancestors(nodes)
+    ancestors = _ancestors(nodes, order)
     return [
         PlanProblem(
             "placeholder_not_ancestor",
@@ -238,10 +244,10 @@ def find_cycle(nodes: Sequence[PlanNode]) -> list[str]:
     return steps[steps.index(id) :]
 
 
-def _ancestors(nodes: Sequence[PlanNode]) -> dict[str, frozenset[str]]:
+def _ancestors(nodes: Sequence[PlanNode], order: Sequence[str]) -> dict[str, frozenset[str]]:
     by_id = {node.id: node for node in nodes}
     found: dict[str, frozenset[str]] = {}
-    for id in ordered(nodes):
+    for id in order:
         direct = by_id[id].depends_on
         found[id] = frozenset(direct).union(*(found[other] for other in direct))
     return found
@@ -252,6 +258,8 @@ _PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.-]*)\}")
 
 def parse_template(text: str) -> Template:
     """Read a text with places such as `{a}`; `{{` and `}}` stand for braces, and any other brace for itself."""
+    if "{" not in text and "}" not in text:
+        return Template((text,))
     literals, places = [""], []
     position = 0
     for match in _PLACE.finditer(text):

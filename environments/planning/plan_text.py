@@ -35,24 +35,28 @@ from treadle.environments.planning.graph import (
 _NODE_OPENING = re.compile(r"<node\b([^<>]*)>", re.IGNORECASE)
 _NODE_CLOSING = re.compile(r"</node\s*>", re.IGNORECASE)
 _GRAPH = re.compile(r"</?graph\b[^<>]*>|<node\b", re.IGNORECASE)
-_ATTRIBUTE = re.compile(r"""([A-Za-z_][\w-]*)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_ATTRIBUTE = re.compile(r"""(?<![\w-])([A-Za-z_][\w-]*+)\s*+=\s*+(?:"([^"]*)"|'([^']*)')""")
 _CALL = re.compile(r"([A-Za-z_]\w*)\(")
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"|\'((?:[^\'\\]|\\.)*)\'', re.DOTALL)
+_STRING = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"|\'([^\'\\]*(?:\\.[^\'\\]*)*)\'', re.DOTALL)
 _KEYWORD = re.compile(r"[A-Za-z_]\w*\s*=\s*")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t"}
 
+# What may repeat never gives back, so that a line is read once.
 _HEADER = re.compile(
-    r"[ \t]*(?:[-*•#]+[ \t]*|\d+[.)][ \t]+)?[*_`]*(?:task[ \t]*[-#]?|t)[ \t]*(\d+)[*_`]*[ \t]*[:.)][*_`]*[ \t]*(.*)",
+    r"[ \t]*+(?:[-*•#]++[ \t]*+|\d++[.)][ \t]++)?[*_`]*+(?:task[ \t]*+[-#]?|t)[ \t]*+(\d{1,9})[*_`]*+[ \t]*+[:.)]"
+    r"[*_`]*+[ \t]*+(.*)",
     re.IGNORECASE,
 )
 _DEPENDENCIES = re.compile(
-    r"[ \t]*(?:[-*•][ \t]*)?[*_`]*(?:dependencies|dependency|depends[ \t]+on|deps)[*_`]*[ \t]*:[*_`]*[ \t]*(.*)",
+    r"[ \t]*+(?:[-*•][ \t]*+)?[*_`]*+(?:dependencies|dependency|depends[ \t]++on|deps)[*_`]*+[ \t]*+:"
+    r"[*_`]*+[ \t]*+(.*)",
     re.IGNORECASE,
 )
 _NONE = re.compile(r"(?:none|no|nothing|n/?a|null|-|\[\s*\]|\{\s*\})?[.\s]*", re.IGNORECASE)
-_SEPARATOR = re.compile(r"\s*(?:[,;]|\band\b|&)\s*", re.IGNORECASE)
-_TASK_ID = re.compile(r"(?:task[\s_#-]*|t[\s_-]*)0*(\d+)", re.IGNORECASE)
+_SEPARATOR = re.compile(r"[,;&]|\band\b", re.IGNORECASE)
+_NORMALIZED_ID = re.compile(r"T[1-9][0-9]*")
+_TASK_ID = re.compile(r"(?:task[\s_#-]*|t[\s_-]*)0*(\d{1,9})", re.IGNORECASE)
 
 
 def parse_plan(text: str, tools: Collection[str] = (), *, max_nodes: int = MAX_NODES) -> Plan:
@@ -70,6 +74,8 @@ def parse_plan(text: str, tools: Collection[str] = (), *, max_nodes: int = MAX_N
 
 def task_id(text: str) -> str:
     """Return a normalized id: `Task 2`, `task-2` and `t2` are `T2`; any other one is stripped."""
+    if _NORMALIZED_ID.fullmatch(text):
+        return text
     bare = text.strip().strip("*_`[](){}\"'").strip()
     match = _TASK_ID.fullmatch(bare)
     return f"T{int(match[1])}" if match else bare
@@ -79,24 +85,23 @@ def _ids(text: str) -> tuple[str, ...]:
     """Return the ids of a list, in order and without repetition; empty for `none`."""
     if _NONE.fullmatch(text.strip()):
         return ()
-    parts = (task_id(part.rstrip(".")) for part in _SEPARATOR.split(text.strip().strip("[]")))
+    parts = (task_id(part.strip().rstrip(".")) for part in _SEPARATOR.split(text.strip().strip("[]")))
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
 def _listed_nodes(text: str, max_nodes: int) -> tuple[list[PlanNode], list[PlanProblem]]:
     """Read a list of tasks. Lines before the first header and other lines of a task belong to no id."""
-    found: list[tuple[str, list[str], tuple[str, ...]]] = []
+    found: list[tuple[str, list[str], dict[str, None]]] = []
     for line in text.splitlines():
         if header := _HEADER.fullmatch(line):
-            found.append((f"T{int(header[1])}", [header[2].strip()], ()))
+            found.append((f"T{int(header[1])}", [header[2].strip()], {}))
         elif found and (match := _DEPENDENCIES.fullmatch(line)):
-            id, words, before = found[-1]
-            found[-1] = id, words, tuple(dict.fromkeys((*before, *_ids(match[1]))))
+            found[-1][2].update(dict.fromkeys(_ids(match[1])))
         elif found and (more := line.strip()):
             found[-1][1].append(more)
         if len(found) > max_nodes:  # a longer plan is refused anyway
             break
-    return [PlanNode(id, " ".join(filter(None, words)), needed) for id, words, needed in found], []
+    return [PlanNode(id, " ".join(filter(None, words)), tuple(needed)) for id, words, needed in found], []
 
 
 def _graph_nodes(text: str, max_nodes: int) -> tuple[list[PlanNode], list[PlanProblem]]:
@@ -138,9 +143,11 @@ def _graph_node(id: str, body: str, depends_on: tuple[str, ...]) -> PlanNode | P
         text = f'node {id} of the graph must call its tool with one quoted text, as in {call[1]}("...")'
         return PlanProblem("unreadable", text, (id,))
     written = "" if string is None else string[1] if string[1] is not None else string[2]
-    argument = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), written)
+    argument = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), written) if "\\" in written else written
     return PlanNode(id, body, depends_on, call[1], _own_ids(parse_template(argument)))
 
 
 def _own_ids(template: Template) -> Template:
+    if not template.places:
+        return template
     return Template(template.literals, tuple(task_id(place) for place in template.places))

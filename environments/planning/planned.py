@@ -61,6 +61,7 @@ def planned_calls(calls: Sequence[Call], plan: Plan | None, done: Collection[str
     """Return the calls of a turn's tags with their tasks; `done` are the tasks that earlier turns answered."""
     found: list[PlannedCall] = []
     taken = set(done)
+    words: dict[str, set[str]] = {}
     for call in calls:
         if plan is None or not plan.is_valid or call.error or len(call.arguments) != 1:
             found.append(PlannedCall(call, argument=Template((call.text,))))
@@ -71,7 +72,8 @@ def planned_calls(calls: Sequence[Call], plan: Plan | None, done: Collection[str
             argument = _places_of(query, task, plan)
             found.append(PlannedCall(Call(call.id, call.tool, {parameter: query}), task, argument, is_named=True))
         else:
-            task = closest_task(str(text), plan.nodes, taken)
+            words = words or _words_of(plan.nodes)
+            task = _closest(str(text), words, taken)
             found.append(PlannedCall(call, task, Template((str(text),))))
         taken.add(task)
     return tuple(found)
@@ -93,10 +95,18 @@ def closest_task(query: str, nodes: Sequence[PlanNode], taken: Collection[str] =
 
     Of several the first one that is not taken.
     """
+    return _closest(query, _words_of(nodes), taken)
+
+
+def _closest(query: str, words_of: Mapping[str, set[str]], taken: Collection[str]) -> str:
     words = _words(query)
-    rank = {node.id: (len(words & _words(node.description)), node.id not in taken) for node in nodes}
+    rank = {id: (len(words & own), id not in taken) for id, own in words_of.items()}
     best = max(rank, key=lambda id: rank[id], default="")
     return best if best and rank[best][0] else ""
+
+
+def _words_of(nodes: Sequence[PlanNode]) -> dict[str, set[str]]:
+    return {node.id: _words(node.description) for node in nodes}
 
 
 def _words(text: str) -> set[str]:

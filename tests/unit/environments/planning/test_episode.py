@@ -338,6 +338,16 @@ def test_a_call_beside_the_task_that_it_needs_is_early_without_a_schedule(schedu
     assert made.outcome is not None and made.outcome.parts["early_calls"] == early
 
 
+def test_a_plan_in_the_same_words_is_another_plan() -> None:
+    plan = "<think>t</think><plan>T1: a\n- Dependencies: none\nT2: b\n- Dependencies: T1</plan>"
+    queries = ["T1: a", "T2: b", "T1: c"]
+    planned = [plan, plan, "<think>t</think>"]
+    texts = [f"{one}<wiki_search>{query}</wiki_search>" for one, query in zip(planned, queries, strict=True)]
+    made, _ = played([*texts, ANSWER])
+    assert made.outcome is not None
+    assert (made.outcome.parts["plans"], made.outcome.parts["early_calls"]) == (2, 1)
+
+
 @pytest.mark.parametrize(("scheduling", "chain"), [("levels", 7.0), ("dataflow", 7.0), ("tags", 7.0)])
 def test_the_critical_path_is_that_of_the_plan(scheduling: str, chain: float) -> None:
     plan = "<plan>T1: a\n- Dependencies: none\nT2: b\n- Dependencies: none\nT3: c\n- Dependencies: T1\n"
