@@ -8,7 +8,7 @@ from itertools import groupby
 
 from treadle.agent.contract import FAILED_STATUSES, ModelTurn, Observation
 from treadle.agent.dialects.base import FRAME, RESULT, TEXT
-from treadle.core.answers.extraction import CANDIDATE, candidate_of
+from treadle.core.answers.extraction import BY_CANDIDATE, CANDIDATE, candidate_of
 from treadle.environments.planning.dialect import PlanningDialect
 
 REPEATED = "repeated step"
@@ -63,7 +63,7 @@ class StepGuard:
     def parts(self) -> dict[str, float]:
         """Return how many candidates there were, and whether one stands for the answer that was not given."""
         taken = self.num_candidates > 0 and not self.has_answer
-        return {"candidates": float(self.num_candidates), "answered_by_candidate": float(taken)}
+        return {"candidates": float(self.num_candidates), BY_CANDIDATE: float(taken)}
 
     def _candidates(self, turn: ModelTurn) -> int:
         pieces = self.dialect.segments(turn.text)

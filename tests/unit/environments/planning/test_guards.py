@@ -20,6 +20,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.environments.planning.guards import MONOTONOUS, REPEATED
 from treadle.environments.planning.runtime import PlanningRuntime
 from treadle.environments.planning.settings import PlanningSettings
+from treadle.environments.scorers.scoring import has_given
 
 ANSWER = "<think>done</think><answer>X</answer>"
 
@@ -121,3 +122,10 @@ def test_the_last_candidate_stands_for_an_answer_not_given(
     made = played([candidate("A", "1"), last], Search(), max_turns=2)
     assert (made.status, predicted(made)) == (status, prediction)
     assert part(made, "answered_by_candidate") == taken
+    assert has_given(made.status, made.outcome)
+
+
+def test_without_a_candidate_a_rollout_that_ran_out_gave_no_answer() -> None:
+    made = played([asking("1"), asking("2")], Search(), max_turns=2)
+    assert (predicted(made), part(made, "answered_by_candidate")) == ("", 0.0)
+    assert not has_given(made.status, made.outcome)
