@@ -55,6 +55,8 @@ class PlanningEpisode:
         Calls of the last turn are not run: the rollout ends with `max_turns`. Agents with candidate answers end with
         the third one, and steps that they repeat are not run.
         """
+        if self._guard is not None:
+            self._guard.read(turn)
         observation = await self._reaction(turn, context)
         self._keep(turn, observation)
         return observation
@@ -94,6 +96,8 @@ class PlanningEpisode:
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Count the calls of an observation; bring tools with state into theirs."""
+        if self._guard is not None:
+            self._guard.read(turn)
         if turn.calls:
             await self._calls.replay(turn, observation, context)
         self._keep(turn, observation)

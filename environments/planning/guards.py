@@ -45,16 +45,18 @@ class StepGuard:
         row = [*self._kinds, *kinds]
         return MONOTONOUS if len(row) >= MAX_EQUAL_STEPS and len(set(row[-MAX_EQUAL_STEPS:])) == 1 else None
 
-    def is_last_candidate(self, turn: ModelTurn) -> bool:
-        """Return whether the turn has the candidate that is taken as the answer."""
-        found = self._candidates(turn)
-        return found > 0 and self.num_candidates + found >= MAX_CANDIDATES
-
-    def keep(self, turn: ModelTurn, observation: Observation) -> None:
-        """Remember a turn; one whose calls all failed may be written again."""
-        kinds, text = self._step(turn)
+    def read(self, turn: ModelTurn) -> None:
+        """Count the candidates of a turn; before its calls run, since the time may run out in them."""
         self.num_candidates += self._candidates(turn)
         self.has_answer = self.has_answer or self.dialect.has_answer(turn)
+
+    def is_last_candidate(self, turn: ModelTurn) -> bool:
+        """Return whether a turn that was read has the candidate that is taken as the answer."""
+        return self.num_candidates >= MAX_CANDIDATES and self._candidates(turn) > 0
+
+    def keep(self, turn: ModelTurn, observation: Observation) -> None:
+        """Remember the steps of a turn; one whose calls all failed may be written again."""
+        kinds, text = self._step(turn)
         self._kinds.extend(kinds)
         failed = [call.status in FAILED_STATUSES for call in observation.calls]
         if text and not (failed and all(failed)):

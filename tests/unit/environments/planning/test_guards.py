@@ -15,6 +15,7 @@ from treadle.agent.rollout import RolloutEngine
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.trajectory import Trajectory
 from treadle.core.answers.extraction import extract_prediction
+from treadle.core.errors import DeadlineExceeded
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.environments.planning.guards import MONOTONOUS, REPEATED
@@ -39,6 +40,8 @@ class Search:
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         self.asked.append(argument)
+        if argument == "late":
+            raise DeadlineExceeded("the time is up")
         failed = len(self.asked) <= self.num_failing
         return ToolOutcome("error" if failed else "ok", f"found {argument}", 0.0)
 
@@ -123,6 +126,11 @@ def test_the_last_candidate_stands_for_an_answer_not_given(
     assert (made.status, predicted(made)) == (status, prediction)
     assert part(made, "answered_by_candidate") == taken
     assert has_given(made.status, made.outcome)
+
+
+def test_a_candidate_before_a_call_in_which_the_time_ran_out_counts() -> None:
+    made = played([candidate("A", "late")], Search())
+    assert (made.status, predicted(made), part(made, "answered_by_candidate")) == ("timeout", "A", 1.0)
 
 
 def test_without_a_candidate_a_rollout_that_ran_out_gave_no_answer() -> None:
