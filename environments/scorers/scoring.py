@@ -180,7 +180,9 @@ def has_given(status: str, outcome: Outcome | None) -> bool:
 
 def is_decided(scorer: Scorer, rollout: FinishedRollout) -> Score | None:
     """Return the verdict on a rollout that is wrong because of its status; None if the scorer decides."""
-    is_wrong = rollout.status == FAILED or (scorer.READS == "answer" and not has_given(rollout.status, rollout.outcome))
+    is_wrong = rollout.status == FAILED
+    if scorer.READS == "answer" and rollout.status != ANSWERED:
+        is_wrong = is_wrong or not rollout.prediction or not has_given(rollout.status, rollout.outcome)
     if not is_wrong:
         return None
     # Parts of an answer that was not given are 0; nothing is known of the parts of a lost rollout.

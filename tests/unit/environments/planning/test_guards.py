@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from treadle.agent.call_cache import NullCache
+from treadle.agent.call_cache import CallCache, NullCache
 from treadle.agent.contract import Task
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.rollout import RolloutEngine
@@ -28,6 +28,8 @@ ANSWER = "<think>done</think><answer>X</answer>"
 
 class Search:
     """Search that fails as often as it is told to."""
+
+    name = "web_search"
 
     def __init__(self, num_failing: int = 0) -> None:
         self.num_failing = num_failing
@@ -56,13 +58,14 @@ class Model:
         return Completion(self.texts.pop(0), (), "stop", None, 1, 1, "http://x/v1", 0.0, 0)
 
 
-def played(texts: Sequence[str], search: Search, max_turns: int = 25) -> Trajectory:
+def played(texts: Sequence[str], search: Search, max_turns: int = 25, cache: CallCache | None = None) -> Trajectory:
     settings = PlanningSettings(dialect="web", max_turns=max_turns)
     engine = RolloutEngine(
         Model(texts), None, Sampling(), RolloutLimits(max_turns=settings.turn_limit()), settings.turn_dialect
     )
     episode = PlanningRuntime(settings, {"web_search": search}).episode()
-    return asyncio.run(engine.roll_out(episode, Task("q", "Who?"), seed=1, deadline=math.inf, cache=NullCache()))
+    cache = NullCache() if cache is None else cache
+    return asyncio.run(engine.roll_out(episode, Task("q", "Who?"), seed=1, deadline=math.inf, cache=cache))
 
 
 def asking(query: str, thought: str = "t") -> str:
@@ -91,6 +94,24 @@ def test_a_step_that_was_written_before_is_not_run_with_another_thought_either()
     search = Search()
     made = played([asking("a", "one"), asking("a", "two"), ANSWER], search)
     assert search.asked == ["a"] and [call.note for call in made.calls] == ["", REPEATED]
+
+
+class Units(dict[str, bytes]):
+    """Cache of one rollout."""
+
+    def append(self, unit: str, value: bytes) -> None:
+        self[unit] = value
+
+
+def test_a_resumed_rollout_knows_its_steps_and_candidates() -> None:
+    texts = [candidate("A", "1"), candidate("B", "2"), asking("2"), candidate("C", "3")]
+    units, search = Units(), Search()
+    played(texts, Search(), cache=units)
+    kept = Units({name: value for name, value in units.items() if name.endswith(("-0", "-1"))})
+    assert 0 < len(kept) < len(units)
+    made = played(texts[2:], search, cache=kept)
+    assert search.asked == [] and made.calls[2].note == REPEATED
+    assert (made.status, predicted(made)) == ("answered", "C")
 
 
 def test_a_step_that_failed_may_be_written_again() -> None:
