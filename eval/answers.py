@@ -16,7 +16,7 @@ from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
 from treadle.environments.diagnosis.facts import ENDED
 from treadle.environments.scorers.answer import AnswerTools
-from treadle.environments.scorers.scoring import ANSWERED, OpenScorers
+from treadle.environments.scorers.scoring import ANSWERED, OpenScorers, has_given
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.lengths import count_agent_ids
@@ -116,8 +116,9 @@ class Answer:
 
     @property
     def is_answered(self) -> bool:
-        """True if the rollout ended with an answer. If not, an answer is always scored as wrong."""
-        return self.status == ANSWERED
+        """True if the rollout ended with an answer, or has a candidate for it; else it is always scored as wrong."""
+        # The outcome is parsed only where it can matter.
+        return self.status == ANSWERED or has_given(self.status, self.outcome)
 
     @property
     def has_ended(self) -> bool:

@@ -19,6 +19,10 @@ TOOL_CALL = "tool_call"
 """Kind of a segment that is one native tool call."""
 ANSWER = "answer"
 """Kind of the segments with an answer."""
+CANDIDATE = "suggested_answer"
+"""Kind of the segments with an answer that the agent would give if it had to."""
+BY_CANDIDATE = "answered_by_candidate"
+"""Part of an outcome: 1 if the agent gave no answer and its last candidate stands for it, else 0."""
 
 # Bounded repetitions keep the scan linear on hostile text such as a million backslashes.
 _BRACE = re.compile(r"\\{1,4}(?P<box>boxed|fbox)\s{0,8}\{|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
@@ -28,26 +32,36 @@ def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
     r"""Return the prediction of a trajectory, given as segments with `kind` and `text`; empty if it has none.
 
     It is in the last answer block: the last balanced `\boxed{…}` or `\fbox{…}`, else the block as a whole. Without a
-    block, it is the last box anywhere. A box that never closes is no answer. One `\text{…}` around a boxed answer is
-    removed. Without a block or a box, it is the text of the last answer without markers. The result has no outer white
-    space. The text between two results, messages, native calls or pieces of reasoning is searched as one piece; no
-    block or box can span one. Native calls and reasoning have no answer.
+    block, it is in the last closed candidate, without one in the last box anywhere. A box that never closes is no
+    answer. One `\text{…}` around a boxed answer is removed. Without block, candidate and box, it is the text of the
+    last answer without markers. The result has no outer white space. The text between two results, messages, native
+    calls or pieces of reasoning is searched as one piece; no block or box can span one. Native calls and reasoning have
+    no answer.
     """
     pieces: list[list[str]] = [[]]
-    plain = ""
+    plain = candidate = ""
     for segment in segments:
         kind, text = segment["kind"], segment["text"]
         if kind in SYSTEM_KINDS or kind in (REASONING, TOOL_CALL):
             pieces.append([])
             continue
         pieces[-1].append(text)
+        if kind == CANDIDATE:
+            candidate = candidate_of(text) or candidate
         plain = text if kind == ANSWER and ANSWER_OPEN not in text and ANSWER_CLOSE not in text else ""
     texts = ["".join(piece) for piece in reversed(pieces)]
-    if block := next(filter(None, map(_last_block, texts)), ""):
+    if block := next(filter(None, map(_last_block, texts)), candidate):
         box = last_box(block)
         return block if box is None else box
     boxes = [box for box in map(last_box, texts) if box is not None]
     return next(filter(None, boxes), "") if boxes else plain.strip()
+
+
+def candidate_of(text: str) -> str:
+    """Return the candidate answer in the text of its segment; empty if the block is not closed."""
+    text, opening, closing = text.strip(), f"<{CANDIDATE}>", f"</{CANDIDATE}>"
+    closed = text.startswith(opening) and text.endswith(closing)
+    return text[len(opening) : -len(closing)].strip() if closed else ""
 
 
 def _last_block(text: str) -> str:

@@ -91,6 +91,14 @@ class PlannedCalls(EpisodeCalls):
         records = tuple([self._as_made(record) for record in observation.calls])
         return replace(observation, calls=records)
 
+    def refuse(self, turn: ModelTurn, note: str, notice: str) -> Observation:
+        """Run none of the calls of a turn; each is counted as refused with the note, and answered with the notice."""
+        self._read_plan(turn)
+        records = [record_of(call, turn.number, ToolOutcome("refused", notice, note=note)) for call in turn.calls]
+        for record in records:
+            self.ledger.add(record)
+        return Observation(tuple(records), tuple([self._message(record) for record in records]))
+
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """See `EpisodeCalls.replay`."""
         self._read_plan(turn)

@@ -19,6 +19,7 @@ from treadle.agent.dialects.base import RESULT, Segment
 from treadle.environments.planning.calls import PlannedCalls
 from treadle.environments.planning.entry_calls import entries_prompt
 from treadle.environments.planning.figures import plan_figures
+from treadle.environments.planning.guards import NOTICES, StepGuard
 from treadle.environments.planning.settings import PlanningSettings
 from treadle.environments.tools.calls import CallLimits
 
@@ -36,6 +37,7 @@ class PlanningEpisode:
         self._max_turns = settings.turn_limit()
         self._segments: list[Segment] = []
         self._records: list[CallRecord] = []
+        self._guard = StepGuard(self._dialect) if settings.dialect in ("web", "all") else None
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         """Return instructions and question as one message."""
@@ -51,8 +53,11 @@ class PlanningEpisode:
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Run the calls of the turn, name what is wrong with a plan, or end the rollout.
 
-        Calls of the last turn are not run: the rollout ends with `max_turns`.
+        Calls of the last turn are not run: the rollout ends with `max_turns`. Agents with candidate answers end with
+        the third one, and steps that they repeat are not run.
         """
+        if self._guard is not None:
+            self._guard.read(turn)
         observation = await self._reaction(turn, context)
         self._keep(turn, observation)
         return observation
@@ -60,9 +65,14 @@ class PlanningEpisode:
     async def _reaction(self, turn: ModelTurn, context: StepContext) -> Observation:
         if self._dialect.has_answer(turn):
             return Observation(status="answered")
+        if self._guard is not None and self._guard.is_last_candidate(turn):
+            return Observation(status="answered")
         if turn.calls and turn.number + 1 >= self._max_turns:
             return Observation(status="max_turns")
-        if turn.calls:
+        fault = self._guard.fault(turn) if self._guard is not None and turn.calls else None
+        if fault is not None:
+            observation = self._calls.refuse(turn, fault, NOTICES[fault])
+        elif turn.calls:
             observation = await self._calls.run(turn, context)
         elif (notice := self._plan_notice(turn)) is not None:
             observation = Observation(messages=(notice,))
@@ -87,11 +97,15 @@ class PlanningEpisode:
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Count the calls of an observation; bring tools with state into theirs."""
+        if self._guard is not None:
+            self._guard.read(turn)
         if turn.calls:
             await self._calls.replay(turn, observation, context)
         self._keep(turn, observation)
 
     def _keep(self, turn: ModelTurn, observation: Observation) -> None:
+        if self._guard is not None:
+            self._guard.keep(turn, observation)
         self._segments += self._dialect.segments(turn.text)
         self._segments += [Segment(RESULT, message.text, 0, 0) for message in observation.messages]
         self._records += observation.calls
@@ -108,8 +122,9 @@ class PlanningEpisode:
         faults = self._dialect.faults(self._segments, [(record.tool, record.status) for record in self._records])
         segments = [{"kind": one.kind, "text": one.text} for one in self._segments]
         found = plan_figures(segments, calls, self._dialect, self._settings.scheduling, faults)
+        candidates = self._guard.parts() if self._guard is not None else {}
         told = await self._calls.outcome() or Outcome()
-        return replace(told, parts={**found.parts(), **told.parts})
+        return replace(told, parts={**found.parts(), **candidates, **told.parts})
 
     async def close(self) -> None:
         """Release tools with state."""

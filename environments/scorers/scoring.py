@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 from treadle.agent.contract import Outcome, Task
 from treadle.agent.jobs.runner import cause_of
 from treadle.agent.outcome_values import as_number
+from treadle.core.answers.extraction import BY_CANDIDATE
 from treadle.core.answers.score import Score
 from treadle.environments.mixture import Environments
 from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
@@ -170,9 +171,18 @@ def reads_all(scorer: Scorer) -> bool:
     return not isinstance(scorer, (AnswerScorer, OutcomeScorer))
 
 
+def has_given(status: str, outcome: Outcome | None) -> bool:
+    """Return whether a rollout gave an answer: at its end, or as a candidate that stands for it."""
+    if status == ANSWERED:
+        return True
+    return status != FAILED and outcome is not None and outcome.parts.get(BY_CANDIDATE, 0.0) > 0
+
+
 def is_decided(scorer: Scorer, rollout: FinishedRollout) -> Score | None:
     """Return the verdict on a rollout that is wrong because of its status; None if the scorer decides."""
-    is_wrong = rollout.status == FAILED or (scorer.READS == "answer" and rollout.status != ANSWERED)
+    is_wrong = rollout.status == FAILED
+    if scorer.READS == "answer" and rollout.status != ANSWERED:
+        is_wrong = is_wrong or not rollout.prediction or not has_given(rollout.status, rollout.outcome)
     if not is_wrong:
         return None
     # Parts of an answer that was not given are 0; nothing is known of the parts of a lost rollout.

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import orjson
 from pydantic import Field, PrivateAttr
 
+from treadle.core.answers.extraction import BY_CANDIDATE
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.seeds import derive_seed
@@ -90,7 +91,7 @@ class JudgeReward(RewardRule):
         judge = self._judge
         assert judge is not None, "rules are used inside `open`"
         asked = [
-            prediction if item.status == ANSWERED else ""
+            prediction if item.status == ANSWERED or item.parts.get(BY_CANDIDATE, 0.0) > 0 else ""
             for item, prediction in zip(group.items, group.predictions, strict=True)
         ]
         verdicts = judge.verdicts(group.task.user_message, group.task.answers, asked)

@@ -1,0 +1,80 @@
+"""Notice a planning agent that goes in circles, and count its candidate answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from treadle.agent.contract import FAILED_STATUSES, ModelTurn, Observation
+from treadle.agent.dialects.base import FRAME, RESULT, TEXT
+from treadle.core.answers.extraction import BY_CANDIDATE, CANDIDATE, candidate_of
+from treadle.environments.planning.dialect import PlanningDialect
+
+REPEATED = "repeated step"
+"""Note of the refused calls of a step that was written before."""
+MONOTONOUS = "same kind of step"
+"""Note of the refused calls of a step that follows too many of its kind."""
+NOTICES = {
+    REPEATED: "This step was written before, so it is not run. Do something else, or put together what is known.",
+    MONOTONOUS: "Too many steps of this kind follow each other, so this one is not run. Do something of another kind.",
+}
+MAX_EQUAL_STEPS = 5
+"""Steps of one kind in a row of which the last is not run."""
+MAX_CANDIDATES = 3
+"""Candidate answers of which the last is taken as the answer."""
+
+_THINK = "think"
+
+
+@dataclass(slots=True)
+class StepGuard:
+    """Guard over the steps of one rollout: a step is what a turn has after its reasoning."""
+
+    dialect: PlanningDialect
+    num_candidates: int = 0
+    has_answer: bool = False
+    _kinds: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_EQUAL_STEPS - 1))
+    _text: str = ""
+
+    def fault(self, turn: ModelTurn) -> str | None:
+        """Return the note for the calls of a step that is not to be run; None for other steps."""
+        kinds, text = self._step(turn)
+        if text and text in self._text:
+            return REPEATED
+        row = [*self._kinds, *kinds]
+        return MONOTONOUS if len(row) >= MAX_EQUAL_STEPS and len(set(row[-MAX_EQUAL_STEPS:])) == 1 else None
+
+    def read(self, turn: ModelTurn) -> None:
+        """Count the candidates of a turn; before its calls run, since the time may run out in them."""
+        self.num_candidates += self._candidates(turn)
+        self.has_answer = self.has_answer or self.dialect.has_answer(turn)
+
+    def is_last_candidate(self, turn: ModelTurn) -> bool:
+        """Return whether a turn that was read has the candidate that is taken as the answer."""
+        return self.num_candidates >= MAX_CANDIDATES and self._candidates(turn) > 0
+
+    def keep(self, turn: ModelTurn, observation: Observation) -> None:
+        """Remember the steps of a turn; one whose calls all failed may be written again."""
+        kinds, text = self._step(turn)
+        self._kinds.extend(kinds)
+        failed = [call.status in FAILED_STATUSES for call in observation.calls]
+        if text and not (failed and all(failed)):
+            self._text += f"{text}\n"
+
+    def parts(self) -> dict[str, float]:
+        """Return how many candidates there were, and whether one stands for the answer that was not given."""
+        taken = self.num_candidates > 0 and not self.has_answer
+        return {"candidates": float(self.num_candidates), BY_CANDIDATE: float(taken)}
+
+    def _candidates(self, turn: ModelTurn) -> int:
+        pieces = self.dialect.segments(turn.text)
+        return sum(piece.kind == CANDIDATE and bool(candidate_of(piece.text)) for piece in pieces)
+
+    def _step(self, turn: ModelTurn) -> tuple[list[str], str]:
+        """Return the kinds of the steps of a turn, calls side by side as one, and the text after its last thought."""
+        pieces = self.dialect.segments(turn.text)
+        after = max((place for place, piece in enumerate(pieces) if piece.kind == _THINK), default=-1) + 1
+        kinds = [piece.kind for piece in pieces if piece.kind not in (_THINK, TEXT, FRAME, RESULT)]
+        kinds += [call.tool for call in turn.calls if call.tool not in kinds]  # tools that are not there
+        return [kind for kind, _ in groupby(kinds)], "".join(piece.text for piece in pieces[after:]).strip()
