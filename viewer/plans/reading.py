@@ -10,16 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import ValidationError
 
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.roots import Storage
 from treadle.core.store.text_arrays import texts
-from treadle.environments.mixture import environments_of
 from treadle.environments.planning.figures import batches
-from treadle.environments.planning.settings import PlanningSettings
+from treadle.environments.planning.stored import stored_settings
 from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY
 from treadle.viewer.plans.chart import PlanChart, plan_chart
 
@@ -27,18 +25,6 @@ _COLUMNS = ("rollout_key", "call_times")
 
 TrajectoryRow = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 """Segments and calls of a stored trajectory."""
-
-
-def planning_settings(record: StageRecord, environment: str) -> PlanningSettings | None:
-    """Return the settings of an environment of type `planning`; None for other types."""
-    tables = environments_of(record.settings if isinstance(record.settings, Mapping) else {})
-    table = tables.get(environment)
-    if not isinstance(table, Mapping) or table.get("type") != "planning":
-        return None
-    try:
-        return PlanningSettings.model_validate(table)
-    except ValidationError:
-        return None  # stored by another version
 
 
 def times_of(storage: Storage, record: StageRecord, key: str) -> list[dict[str, Any]]:
@@ -66,7 +52,7 @@ def _times(storage: Storage, file: str) -> pa.Table:
 def chart_of(run: Run, instance: str, environment: str, key: str, row: TrajectoryRow) -> PlanChart | None:
     """Return the chart of a rollout of a planning agent; None for other environments. Raises ArtifactError."""
     record = next((one for one in run.records() if one.address == instance), None)
-    settings = None if record is None else planning_settings(record, environment)
+    settings = None if record is None else stored_settings(record.settings, environment)
     if record is None or settings is None:
         return None
     found = batches(*row, settings.turn_dialect)
