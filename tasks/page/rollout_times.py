@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from treadle.environments.rollouts.measured import is_measured
 from treadle.tasks.page.sources import Row
-
-_SLACK_S = 0.01
-"""Tolerance by which the parts of a rollout may exceed its total time: they are measured with different clocks."""
 
 
 class Times(NamedTuple):
@@ -24,12 +22,9 @@ class Times(NamedTuple):
 
 
 def times_of_row(row: Row) -> Times | None:
-    """Return the times of a telemetry row; None if the rollout was resumed, or an older version wrote the row.
-
-    For a resumed rollout the parts cover all attempts, but the total only the last one.
-    """
+    """Return the times of a telemetry row; None if the rollout was resumed, or an older version wrote the row."""
     if "seconds_by_tool" not in row:
         return None
     by_tool = {one["tool"]: (one["executed"], one["seconds"]) for one in row["seconds_by_tool"]}
     times = Times(row["seconds"], row["model_seconds"], row["tool_seconds"], by_tool)
-    return times if times.model + times.tools <= times.total + _SLACK_S else None
+    return times if is_measured(times.total, times.model, times.tools) else None

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from treadle.core.errors import ArtifactError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.roots import Storage
@@ -20,6 +15,7 @@ from treadle.environments.planning.figures import batches
 from treadle.environments.planning.stored import stored_settings
 from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY
 from treadle.viewer.plans.chart import PlanChart, plan_chart
+from treadle.viewer.tables import read_log
 
 _COLUMNS = ("rollout_key", "call_times")
 
@@ -29,24 +25,12 @@ TrajectoryRow = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
 def times_of(storage: Storage, record: StageRecord, key: str) -> list[dict[str, Any]]:
     """Return the times of the calls of a rollout; empty if the record has none. Raises ArtifactError."""
-    file = record.telemetry.get(ROLLOUT_TELEMETRY.kind)
-    if file is None:
+    log = read_log(storage, record, ROLLOUT_TELEMETRY.kind, _COLUMNS)
+    if log is None:
         return []
-    table = _times(storage, file)
-    places = pc.indices_nonzero(pc.equal(table["rollout_key"], texts([key])[0]))
-    found: list[dict[str, Any]] = table["call_times"][places[0].as_py()].as_py() if len(places) else []
+    places = pc.indices_nonzero(pc.equal(log["rollout_key"], texts([key])[0]))
+    found: list[dict[str, Any]] = log["call_times"][places[0].as_py()].as_py() if len(places) else []
     return found
-
-
-@lru_cache(maxsize=4)
-def _times(storage: Storage, file: str) -> pa.Table:
-    content = storage.get(file)
-    if content is None:
-        return pa.table({"rollout_key": pa.nulls(0, pa.string()), "call_times": pa.nulls(0)})
-    try:
-        return pq.read_table(io.BytesIO(content), columns=list(_COLUMNS))
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ArtifactError(f"{file} cannot be read: {error}") from error
 
 
 def chart_of(run: Run, instance: str, environment: str, key: str, row: TrajectoryRow) -> PlanChart | None:

@@ -179,6 +179,7 @@ def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> 
                     tools=row["tools"],
                     model=row["model"],
                     tool_calls=json.dumps(list(model.tool_calls)),
+                    num_turns=row["num_turns"],
                 )
                 for row in model.rows
             ],
