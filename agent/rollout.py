@@ -237,7 +237,8 @@ class Rollout:
         self._calls += observation.calls
         self._turn_rewards.append(observation.reward)
         self._truncated |= observation.truncated
-        tool_seconds = sum(call.seconds for call in observation.calls)
+        # Calls of a turn run at once, so the turn waits until the last one ends.
+        tool_seconds = max((call.started_s + call.seconds for call in observation.calls), default=0.0)
         self._usage.tool_seconds += tool_seconds
         if self._usage.turns:  # A reaction to the end of a prefix belongs to no request.
             self._usage.turns[-1].tool_seconds += tool_seconds

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from treadle.environments.diagnosis.facts import ENDED
+from treadle.environments.planning import parts as planning_parts
 from treadle.environments.scorers.answer import AnswerScorer
 from treadle.eval.scored_rollout import ScoredRollout, is_redundant
 
@@ -272,12 +273,26 @@ PARTS: Mapping[str, Figure] = MappingProxyType(
 )
 """Figures of the parts that the shipped scorers declare, in their order; they follow the main figures."""
 
+PLANNING = "planning:"
+"""Prefix of the figures of planning agents; environments of users may have parts of the same names."""
+
+
+def _part_of_planning(name: str) -> Figure:
+    title, _, note = planning_parts.PARTS.get(name, name).partition(": ")
+    return Figure(title, title, _mean_of_part(name), note=note)
+
 
 def _judged(part: str) -> Figure:
     return Figure(f"{part}, by judges", part, _mean(lambda rollout: rollout.judge_parts.get(part)), _SHARE)
 
 
-_OF_ONE = {CALLS_OF: _calls_of, SUCCESS_OF: _success_of, PART: _part_of, JUDGED: _judged}
+_OF_ONE = {
+    CALLS_OF: _calls_of,
+    SUCCESS_OF: _success_of,
+    PART: _part_of,
+    PLANNING: _part_of_planning,
+    JUDGED: _judged,
+}
 _AFTER = {"calls_requested": CALLS_OF, "call_success": SUCCESS_OF}
 """Figure of all calls -> prefix of the figures of single tools, which follow it."""
 
@@ -309,9 +324,23 @@ def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> 
 
 
 def _part_figures(rollouts: Iterable[ScoredRollout]) -> list[str]:
-    """Return the figures of the parts that any rollout has: those of shipped scorers first."""
-    names = {name for rollout in rollouts for name, _ in rollout.parts}
-    return [*(name for name in PARTS if name in names), *(f"{PART}{name}" for name in sorted(names - PARTS.keys()))]
+    """Return the figures of the parts that any rollout has: those of shipped scorers and planning agents first."""
+    given = {tuple(name for name, _ in rollout.parts) for rollout in rollouts}
+    names = {name for one in given for name in one}
+    planning = {name for one in given if planning_parts.is_planning(one) for name in one}
+    of_planning = [name for name in planning_parts.PARTS if name in planning]
+    others = sorted(names - PARTS.keys() - set(of_planning))
+    return [
+        *(name for name in PARTS if name in names),
+        *(f"{PLANNING}{name}" for name in of_planning),
+        *(f"{PART}{name}" for name in others),
+    ]
+
+
+def notes_of(names: Iterable[str]) -> dict[str, str]:
+    """Return title -> explanation of the figures among these names that have one."""
+    figures = (figure_of(name) for name in names)
+    return {figure.title: figure.note for figure in figures if figure is not None and figure.note}
 
 
 def is_figure(name: str) -> bool:

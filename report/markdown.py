@@ -9,7 +9,7 @@ from typing import Any
 from treadle.core.figures import Figures, escape, render_table
 from treadle.eval.averages import ALL, EVERY
 from treadle.eval.config import ReportSettings
-from treadle.eval.metrics import PARTS
+from treadle.eval.metrics import notes_of
 from treadle.report.layout import (
     COMPARISON,
     MIXED_NOTE,
@@ -158,8 +158,8 @@ def _all_figures(given: Sequence[SummaryLine]) -> Iterator[str]:
         table = all_figures(name, {line.model: line for line in given if line.dataset == name})
         yield f"### {escape(table.title)}"
         yield render_table(table)
-    if parts := shown_figures(PARTS, given):
-        yield "\n".join(f"- **{PARTS[name].title}**: {PARTS[name].note}." for name in parts)
+    if notes := notes_of(dict.fromkeys(name for line in given for name in line.figures)):
+        yield "\n".join(f"- **{title}**: {note}." for title, note in notes.items())
 
 
 def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:

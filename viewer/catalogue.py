@@ -17,12 +17,13 @@ from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
+from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY, ROLLOUTS
 from treadle.environments.stored_settings import type_names
 from treadle.viewer.index import Index
 from treadle.viewer.problems import ProblemReader, RunProblems
 from treadle.viewer.search import TextSearch
-from treadle.viewer.tables import KeyedTable, RowGroupCache, StoredTable, collect_problem
-from treadle.viewer.trajectories import KINDS, InstancePart, JoinedTables, QuestionTables, facts_of
+from treadle.viewer.tables import KeyedTable, RowGroupCache, StoredTable, collect_problem, read_log
+from treadle.viewer.trajectories import KINDS, LOGGED, InstancePart, JoinedTables, QuestionTables, facts_of
 
 _SHOWN_CHARS = 400
 _JOINED: Mapping[str, tuple[str, ...]] = {
@@ -139,7 +140,7 @@ class Catalogue:
                 with collect_problem(problems):
                     tables[kind] = self._joined(run, ref, name, kind)
             with collect_problem(problems):
-                found.append(self._part(run, record, name, ref, JoinedTables(**tables)))
+                found.append(self._part(run, record, name, ref, JoinedTables(**tables), problems))
         return found
 
     def _joined(self, run: OpenRun, ref: ArtifactRef, name: str, kind: str) -> KeyedTable | None:
@@ -154,14 +155,23 @@ class Catalogue:
         return KeyedTable(run.rows(ref), key, self._groups, columns)
 
     def _part(
-        self, run: OpenRun, record: StageRecord, name: str, ref: ArtifactRef, joined: JoinedTables
+        self,
+        run: OpenRun,
+        record: StageRecord,
+        name: str,
+        ref: ArtifactRef,
+        joined: JoinedTables,
+        problems: list[str],
     ) -> InstancePart:
         instance = record.address
         kind, table = KINDS[name], StoredTable(run.rows(ref), self._groups)
         before = self._snapshot.parts.get(instance) if self._snapshot is not None else None
         if before is not None and before.digests == (ref.digest, *joined.digests):
             return before
-        facts = facts_of(kind, table.columns(kind.columns), instance, joined)
+        log = None
+        with collect_problem(problems):
+            log = read_log(run.storage, record, ROLLOUT_TELEMETRY.kind, LOGGED) if name == ROLLOUTS.kind else None
+        facts = facts_of(kind, table.columns(kind.columns), instance, joined, log)
         return InstancePart(instance, type_names(record.settings), name, kind, table, facts, joined)
 
     def _questions(self, run: OpenRun, problems: list[str]) -> QuestionTables:

@@ -71,6 +71,11 @@ class Index:
         return bool(pc.any(pc.greater(self.facts["calls"], 0)).as_py())
 
     @cached_property
+    def has_seconds(self) -> bool:
+        """Whether the duration of any trajectory is known."""
+        return bool(self.facts["seconds"].null_count < len(self))
+
+    @cached_property
     def environments(self) -> set[tuple[str, str]]:
         """Instances with the names of the environments of their trajectories."""
         pairs = self.facts.group_by(["instance", "environment"]).aggregate([]).to_pylist()

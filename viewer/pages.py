@@ -81,7 +81,12 @@ def overview(snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
         "shows_calls": shows_calls,
         "chosen": [(FILTERS[name], name, value) for name, value in selection.pairs() if name in FILTERS],
         "asked": snapshot.questions.previews.get(selection.question, selection.question),
-        "sorts": {name: heading for name, heading in SORTS.items() if shows_calls or name != "calls"},
+        "shows_seconds": snapshot.index.has_seconds,
+        "sorts": {
+            name: heading
+            for name, heading in SORTS.items()
+            if {"calls": shows_calls, "seconds": snapshot.index.has_seconds}.get(name, True)
+        },
         "num_pages": found.num_pages,
         "pages": _page_numbers(page, found.num_pages),
     }
@@ -225,6 +230,8 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
     facts, row = one.facts, one.row
     found: list[tuple[str, Any]] = [
         ("ended", facts["status"].replace("_", " ") + (", truncated" if row.get("truncated") else "")),
+        ("turns", facts["turns"]),
+        ("seconds", None if facts["seconds"] is None else f"{facts['seconds']:,.2f}"),
         ("calls", _calls(one) if facts["calls"] or one.environment == DEFAULT_TYPE else None),
         ("sampled tokens", facts["tokens"]),
         ("data set", facts["dataset"]),
@@ -232,7 +239,6 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
         ("made by", facts["instance"]),
         ("operator", _operator(one)),
         ("step" if one.kind == "rl_rollouts" else "sample", facts["round" if one.kind == "rl_rollouts" else "sample"]),
-        ("turns", row.get("num_turns")),
         ("samples", len(one.samples) if len(one.samples) > 1 else None),
         ("prompt tokens", row.get("prompt_tokens")),
         ("all tokens", row.get("total_tokens")),

@@ -20,7 +20,7 @@ FILTERS: Mapping[str, str] = {
 }
 """Filter columns with their headings, in the order of the page."""
 
-SORTS: Mapping[str, str] = {"score": "score", "calls": "calls", "tokens": "tokens"}
+SORTS: Mapping[str, str] = {name: name for name in ("score", "turns", "calls", "tokens", "seconds")}
 """Sort columns with their names."""
 
 PAGE_ROWS = 50

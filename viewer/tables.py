@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from treadle.core.errors import ArtifactError, StorageError
+from treadle.core.runs.records import StageRecord
 from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.roots import Storage
 from treadle.core.tables import TABLES
 
 _MAX_CACHED_BYTES = 256 * 1024 * 1024
@@ -27,6 +31,23 @@ def collect_problem(problems: list[str]) -> Iterator[None]:
         yield
     except (ArtifactError, StorageError) as error:
         problems.append(str(error))
+
+
+def read_log(storage: Storage, record: StageRecord, kind: str, columns: tuple[str, ...]) -> pa.Table | None:
+    """Return columns of a telemetry log of a stage; None if it has none, or no longer. Raises ArtifactError."""
+    file = record.telemetry.get(kind)
+    return None if file is None else _read_log(storage, file, columns)
+
+
+@lru_cache(maxsize=4)
+def _read_log(storage: Storage, file: str, columns: tuple[str, ...]) -> pa.Table | None:
+    content = storage.get(file)
+    if content is None:
+        return None
+    try:
+        return pq.read_table(io.BytesIO(content), columns=list(columns))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ArtifactError(f"{file} cannot be read: {error}") from error
 
 
 class RowGroupCache:

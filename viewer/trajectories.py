@@ -11,6 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from treadle.environments.rollouts.measured import CLOCK_SLACK_S
 from treadle.viewer.tables import KeyedTable, StoredTable
 
 RIGHT, PARTLY, WRONG, NO_VERDICT, NOT_JUDGED = VERDICTS = (
@@ -39,19 +40,21 @@ FACTS = pa.schema(
         ("model", pa.string()), ("status", pa.string()), ("operator", pa.string()), ("verdict", pa.string()),
         ("sft_outcome", pa.string()), ("tool", pa.list_(pa.string())), ("tools", pa.int32()), ("score", pa.float64()),
         ("calls", pa.int32()), ("failed_calls", pa.int32()), ("tokens", pa.int64()), ("round", pa.int32()),
-        ("sample", pa.int32()), ("parent", pa.string()),
+        ("sample", pa.int32()), ("parent", pa.string()), ("turns", pa.int32()), ("seconds", pa.float64()),
     ]
 )  # fmt: skip
 """One row per trajectory. `tool`: names of the tools that it called, empty in `rl_rollouts`; `tools`: outcomes of its
-calls as bits; `parent`: a key of the same instance, or empty; `score`: the reward in `rl_rollouts`."""
+calls as bits; `parent`: a key of the same instance, or empty; `score`: the reward in `rl_rollouts`; `seconds`: of the
+rollout, null if they were not measured."""
 
 _AGENT = (
     "rollout_key", "question_key", "dataset", "environment", "model", "sample_index", "operator", "parents", "round",
-    "status", "calls_requested", "calls_executed", "tools", "failed_calls", "completion_tokens", "tool_calls",
+    "status", "num_turns", "calls_requested", "calls_executed", "tools", "failed_calls", "completion_tokens",
+    "tool_calls",
 )  # fmt: skip
 _TRAINING = (
     "step", "group", "session", "question_key", "dataset", "environment", "reward", "score", "tool_calls",
-    "tool_failures", "model_tokens", "finish", "branch_parent",
+    "tool_failures", "model_tokens", "finish", "branch_parent", "num_turns",
 )  # fmt: skip
 
 
@@ -78,10 +81,24 @@ class TrajectoryTable:
     facts: Callable[[pa.Table, JoinedTables], Mapping[str, Any]]
 
 
-def facts_of(kind: TrajectoryTable, table: pa.Table, instance: str, joined: JoinedTables) -> pa.Table:
-    """Convert the rows of a table of trajectories to `FACTS`."""
+LOGGED = ("rollout_key", "seconds", "model_seconds", "tool_seconds")
+"""Columns of `rollout_telemetry` that the list needs."""
+
+
+def facts_of(
+    kind: TrajectoryTable, table: pa.Table, instance: str, joined: JoinedTables, log: pa.Table | None = None
+) -> pa.Table:
+    """Convert the rows of a table of trajectories to `FACTS`; `log` has the columns LOGGED."""
     columns = {"instance": pa.repeat(instance, table.num_rows), **kind.facts(table, joined)}
+    columns["seconds"] = pa.nulls(table.num_rows, pa.float64()) if log is None else _seconds(columns["key"], log)
     return pa.table({name: columns[name] for name in FACTS.names}).cast(FACTS)
+
+
+def _seconds(keys: pa.ChunkedArray, log: pa.Table) -> pa.ChunkedArray:
+    """Return the duration of each rollout; null if it was not measured."""
+    parts = pc.add(log["model_seconds"], log["tool_seconds"])
+    known = log.filter(pc.less_equal(parts, pc.add(log["seconds"], pa.array([CLOCK_SLACK_S])[0])))
+    return known["seconds"].take(pc.index_in(keys, known["rollout_key"].combine_chunks()))
 
 
 def _rollouts(table: pa.Table, joined: JoinedTables) -> Mapping[str, Any]:
@@ -125,6 +142,7 @@ def _made_by_agent(table: pa.Table) -> dict[str, Any]:
         "sft_outcome": _all("", table), "tool": _tool_names(table["tools"]),
         "tools": bits, "calls": table["calls_requested"], "failed_calls": table["failed_calls"],
         "tokens": table["completion_tokens"], "round": table["round"], "sample": table["sample_index"],
+        "turns": table["num_turns"],
         "parent": pc.binary_join(pc.list_slice(table["parents"], 0, 1), ""),
     }  # fmt: skip
 
@@ -160,7 +178,7 @@ def _training(table: pa.Table, joined: JoinedTables) -> Mapping[str, Any]:
         "tools": bits, "score": table["reward"],
         "calls": table["tool_calls"], "failed_calls": table["tool_failures"],
         "tokens": table["model_tokens"], "round": table["step"],
-        "sample": table["session"],
+        "sample": table["session"], "turns": table["num_turns"],
         "parent": pc.fill_null(pc.binary_join_element_wise(step, parent, table["group"], "."), ""),
     }  # fmt: skip
 

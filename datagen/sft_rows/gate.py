@@ -64,10 +64,17 @@ class QualityGate:
         )
         candidate, reasons = self._repaired(candidate, output, environment)
         if not reasons:
-            reasons = self.filters.reasons(row["rollout_key"], _facts(candidate.segments, row))
+            facts = facts_of(candidate.segments, row)
+            reasons = self.filters.reasons(row["rollout_key"], facts, num_tokens=candidate.num_output_ids)
         if not reasons and self.environments.are_encoded_here(row):
             return self._fitted(candidate, row, ids, index)
         return candidate, reasons
+
+    def num_copies(self, row: Mapping[str, Any]) -> int:
+        """Return the number of rows that an accepted trajectory becomes."""
+        if self.options.filters.corrected_copies == 1:
+            return 1
+        return self.filters.num_copies(facts_of(_segments(row["segments"]), row))
 
     def _written(
         self, row: Mapping[str, Any], ids: IdColumns, index: int
@@ -114,7 +121,9 @@ class QualityGate:
         except NotGivenBack:
             return candidate, ["not_given_back"]
         length = self.encoder.num_tokens_of(self.prompt(row), turns)
-        reasons = ["too_long"] if length > self.options.cutoff_tokens else []
+        most = self.options.filters.max_text_tokens
+        reasons = ["too_many_tokens"] if most is not None and len(turns.ids) > most else []
+        reasons += ["too_long"] if length > self.options.cutoff_tokens else []
         if self.context_tokens is not None and length > self.context_tokens:
             reasons.append("over_context")
         return replace(candidate, num_row_tokens=length), reasons
@@ -146,7 +155,7 @@ class QualityGate:
         return Turns.of(segments, output, origins, environment.dialect), repaired
 
 
-def _facts(segments: Sequence[Segment], row: Mapping[str, Any]) -> Facts:
+def facts_of(segments: Sequence[Segment], row: Mapping[str, Any]) -> Facts:
     """Return the facts about a trajectory that filters depend on; text outside of blocks is none of its steps."""
     steps = [Step(one.kind, one.text) for one in segments if one.kind not in SYSTEM_KINDS | {TEXT, REASONING}]
     calls = [(call["tool"], str(call["argument"]), call["turn"]) for call in orjson.loads(row["tool_calls"])]

@@ -16,6 +16,7 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.datagen.texts.blocks import TEXT_FAULTS
 from treadle.datagen.texts.files import ROW_FAULTS
 from treadle.datagen.texts.rules import RULES
+from treadle.environments.planning.violations import VIOLATIONS
 
 REASONS = {
     "failed": "an infrastructure error prevented the rollout",
@@ -26,6 +27,7 @@ REASONS = {
     "no_text": "the model wrote nothing",
     **ROW_FAULTS,
     **TEXT_FAULTS,
+    **VIOLATIONS,
     **FORMAT_FAULTS,
     **CALL_FAULTS,
     **RULES,

@@ -12,7 +12,6 @@ from treadle.core.figures import Cell, Figures, render_table
 from treadle.core.untrusted.sanitize import one_line
 from treadle.datagen.sft_rows.quality import REASONS
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW
-from treadle.datagen.texts.rules import OVER_RATIO
 
 
 class ParentFacts(NamedTuple):
@@ -175,7 +174,7 @@ def render_report(tally: SftRowsTally) -> str:
         ),
         "`first`: trajectories counted under this reason; `applies`: all to which it applies.",
         "## Accepted but not selected",
-        _table(("why", "trajectories"), [(code, tally.left_out[code]) for code in (*DECISIONS[ROW + 1 :], OVER_RATIO)]),
+        _table(("why", "trajectories"), [(code, tally.left_out[code]) for code in DECISIONS[ROW + 1 :]]),
         "## Operators",
         _table(
             ("operator", "trajectories", "accepted", "wrong to right", "rows", "calls of parents", "calls"),

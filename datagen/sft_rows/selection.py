@@ -19,10 +19,11 @@ import orjson
 
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.datagen.pools.pool import is_near_duplicate
+from treadle.datagen.texts.rules import OVER_RATIO, over_ratio
 
-DECISIONS = ("row", "duplicate", "near_duplicate", "over_question_limit", "over_row_limit")
+DECISIONS = ("row", "duplicate", "near_duplicate", "over_question_limit", "over_row_limit", OVER_RATIO)
 """Possible outcomes for an accepted trajectory; only one with the first outcome becomes a row."""
-ROW, DUPLICATE, NEAR_DUPLICATE, OVER_QUESTION_LIMIT, OVER_ROW_LIMIT = range(len(DECISIONS))
+ROW, DUPLICATE, NEAR_DUPLICATE, OVER_QUESTION_LIMIT, OVER_ROW_LIMIT, OVER_SHARE = range(len(DECISIONS))
 
 K = TypeVar("K", bound=Hashable)
 Stratum = tuple[str, str, int]
@@ -51,6 +52,18 @@ class Decisions(NamedTuple):
         """Return (number, code) of the trajectories with numbers in [start, end)."""
         low, high = np.searchsorted(self.numbers, [start, end])
         return zip(self.numbers[low:high].tolist(), self.codes[low:high].tolist(), strict=True)
+
+    def with_share(self, kinds: Mapping[int, tuple[str, bool]], share: float | None, seed: int) -> Decisions:
+        """Return the outcomes with rows left out so that this share of the rest is parallel.
+
+        `kinds` says of the trajectory of each number its key, and whether it is parallel.
+        """
+        taken = [number for number, code in zip(self.numbers.tolist(), self.codes.tolist(), strict=True) if code == ROW]
+        dropped = over_ratio(dict(kinds[number] for number in taken), share, seed) if share is not None else set()
+        over = [number for number in taken if dropped and kinds[number][0] in dropped]
+        codes = self.codes.copy()
+        codes[np.isin(self.numbers, over)] = OVER_SHARE
+        return Decisions(self.numbers, codes)
 
 
 def quotas(counts: Sequence[int], limit: int) -> list[int]:

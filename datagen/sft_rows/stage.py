@@ -20,14 +20,14 @@ from treadle.core.errors import ArtifactError, StageFailed
 from treadle.core.runs.stage import StageContext
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, RowEncoder, Turns
-from treadle.datagen.sft_rows.gate import QualityGate
+from treadle.datagen.sft_rows.gate import QualityGate, facts_of
 from treadle.datagen.sft_rows.report import ParentIndex, SftRowsTally, render_report
 from treadle.datagen.sft_rows.row_environments import RowEnvironments
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW, Decisions, TrajectorySelector
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.tables import SFT_REJECTIONS, SFT_ROWS
 from treadle.datagen.sft_rows.trajectories import QuestionReader, Trajectories
-from treadle.datagen.texts.rules import Filters
+from treadle.datagen.texts.rules import Filters, copy_key
 from treadle.environments.rollouts.rows import plain_schemas
 
 _log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class _SftRowsRun:
                 "%d of %d rows have no token ids, because their trajectories were made in text mode: they can be "
                 "exported as text, but `sft` cannot train on them",
                 self.tally.num_text_mode,
-                num_rows,
+                self.tally.num_rows,
             )
         self._context.add_file(SFT_ROWS.kind, "report.md", render_report(self.tally).encode())
 
@@ -131,14 +131,19 @@ class _SftRowsRun:
             max_rows=options.max_rows,
         )
         with selection:
-            self._judge_all(selection)
+            kinds = self._judge_all(selection)
             if not self.tally.num_accepted:
                 counts = self.tally.reasons_in_words()
                 raise StageFailed(f"none of the {self._num_read:,} trajectories passed the quality gate: {counts}")
-            return selection.decisions()
+            return selection.decisions().with_share(kinds, options.filters.parallel_share, self._settings.seed)
 
-    def _judge_all(self, selection: TrajectorySelector) -> None:
+    def _judge_all(self, selection: TrajectorySelector) -> dict[int, tuple[str, bool]]:
+        """Judge every trajectory; return number -> key of the accepted ones, and whether calls ran at once.
+
+        Empty if no share of these is asked for.
+        """
         number = 0
+        kinds: dict[int, tuple[str, bool]] = {}
         for batches in self._trajectories.judged_batches([*_JUDGED, *IdColumns.NAMES, "environment_digest"]):
             parents = ParentIndex()
             for batch in batches:
@@ -154,8 +159,11 @@ class _SftRowsRun:
                         stratum = (row["dataset"], row["operator"], row["calls_requested"])
                         text = "".join([segment.text for segment in candidate.segments])
                         selection.add(number, row["question_key"], row["rollout_key"], stratum, text)
+                        if self._options.filters.parallel_share is not None:
+                            kinds[number] = row["rollout_key"], facts_of(candidate.segments, row).is_parallel
                     number += 1
                 self._end_batch(batch.num_rows)
+        return kinds
 
     # Second pass: put rows into buckets by position, then the questions, then write each bucket.
 
@@ -165,7 +173,7 @@ class _SftRowsRun:
         Returns the unique pairs of a question and a bucket that needs it.
         """
         questions, places = array("Q"), array("B")
-        columns = [*dict.fromkeys((*_COPIED, *_REJECTED)), *_KEPT, "segments", *IdColumns.NAMES]
+        columns = [*dict.fromkeys((*_COPIED, *_REJECTED)), *_KEPT, "segments", "tool_calls", *IdColumns.NAMES]
         start = 0
         for batches in self._trajectories.batches(columns):
             for batch in batches:
@@ -176,11 +184,15 @@ class _SftRowsRun:
                 )
                 for row, (number, code) in zip(taken.to_pylist(), decided, strict=True):
                     if code == ROW:
-                        place = draw(self._settings.seed, "order", row["rollout_key"])
-                        bucket = buckets.of(place)
-                        questions.append(draw(0, row["question_key"]))
-                        places.append(bucket)
-                        buckets.add(bucket, _line(place, self._selected(row, ids, number - start)))
+                        selected = self._selected(row, ids, number - start)
+                        for copy in range(self._gate.num_copies(row)):
+                            key = copy_key(row["rollout_key"], copy)
+                            place = draw(self._settings.seed, "order", key)
+                            bucket = buckets.of(place)
+                            questions.append(draw(0, row["question_key"]))
+                            places.append(bucket)
+                            of_copy = selected._replace(head={**selected.head, "rollout_key": key})
+                            buckets.add(bucket, _line(place, of_copy))
                     else:
                         self._leave_out(row, DECISIONS[code], ids, number - start)
                 start += batch.num_rows

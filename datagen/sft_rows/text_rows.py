@@ -26,7 +26,7 @@ from treadle.datagen.sft_rows.tables import SFT_REJECTIONS, SFT_ROWS
 from treadle.datagen.texts.examined import Examined
 from treadle.datagen.texts.files import WholeText, read_texts
 from treadle.datagen.texts.masks import mask_text
-from treadle.datagen.texts.rules import OVER_RATIO, Facts, Filters, over_ratio
+from treadle.datagen.texts.rules import Facts, Filters, copy_key
 from treadle.datagen.texts.spans import names_tag, tag_spans
 
 _CHUNK_ROWS = 256
@@ -102,11 +102,8 @@ class TextRowsRun:
                 counts = self.tally.reasons_in_words()
                 raise StageFailed(f"none of the {self._num_read:,} trajectories passed the quality gate: {counts}")
             decided = selection.decisions()
-        decisions = {number: DECISIONS[code] for number, code in decided.between(0, self._num_read)}
-        taken = dict(kinds[number] for number, decision in decisions.items() if decision == DECISIONS[ROW])
-        dropped = over_ratio(taken, options.filters.parallel_share, self._settings.seed)
-        over = {number: OVER_RATIO for number, (key, _) in kinds.items() if key in dropped}
-        return decisions | {number: code for number, code in over.items() if decisions[number] == DECISIONS[ROW]}
+        decided = decided.with_share(kinds, options.filters.parallel_share, self._settings.seed)
+        return {number: DECISIONS[code] for number, code in decided.between(0, self._num_read)}
 
     def _judge(self, text: WholeText) -> tuple[Facts, list[str]]:
         """Return the facts about a text and what speaks against its row; raise StageFailed if nothing of it is masked.
@@ -147,7 +144,7 @@ class TextRowsRun:
         facts = Examined.of(text).facts
         columns = self._columns(text)
         for copy in range(self._filters.num_copies(facts)):
-            key = f"{text.key}-{copy + 1}" if copy else text.key
+            key = copy_key(text.key, copy)
             place = draw(self._settings.seed, "order", key)
             row = {**_head(text, facts), "rollout_key": key, "repaired": False, "tool_schemas": "[]", **columns}
             buckets.add(buckets.of(place), f"{place:016x}{key} ".encode() + orjson.dumps(row))

@@ -164,6 +164,11 @@ class Filters:
         return self.options.corrected_copies if facts.is_corrected else 1
 
 
+def copy_key(key: str, copy: int) -> str:
+    """Return the key of a row that repeats a trajectory; `copy` is 0 for the row itself."""
+    return f"{key}-{copy + 1}" if copy else key
+
+
 def over_ratio(kinds: Mapping[str, bool], share: float | None, seed: int) -> set[str]:
     """Return the keys to leave out, so that this share of the rest is parallel.
 

@@ -47,8 +47,8 @@ class TextSource(Section):
 
 
 class FilterOptions(Section):
-    """Rules that choose among right trajectories, after arXiv 2508.13167 and 2510.25320; by default none applies. Those
-    about tokens, violations, copies and shares apply to whole texts alone; other rows have a gate of their own."""
+    """Rules that choose among right trajectories, after arXiv 2508.13167 and 2510.25320; by default none applies. Of
+    pools and rollouts, the quality gate names violations itself; tokens are counted only with a tokenizer."""
 
     min_interactions: int = Field(default=0, ge=0)
     """Minimum number of blocks besides thoughts, results and the answer (plans, calls, reflections, checks); the paper

@@ -230,7 +230,7 @@ ROLLOUT_TELEMETRY = Table(
             column("finished_at", pa.string(), "UTC, ISO 8601"),
             column("seconds", pa.float64(), "wall time of the rollout in its last attempt"),
             column("model_seconds", pa.float64(), "waiting for the model, over all attempts"),
-            column("tool_seconds", pa.float64(), "in tools, over all attempts"),
+            column("tool_seconds", pa.float64(), "waiting for tools, over all attempts; calls of a turn run at once"),
             column(
                 "seconds_by_tool",
                 _TOOL_SECONDS,
@@ -240,7 +240,7 @@ ROLLOUT_TELEMETRY = Table(
             column(
                 "turns",
                 _TURN_USAGE,
-                "tokens of each request in order, seconds until its answer, and seconds of the calls in it; without "
+                "tokens of each request in order, seconds until its answer, and seconds until its calls ended; without "
                 "the turns of a prefix",
             ),
             column(

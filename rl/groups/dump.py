@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from treadle.rl.rewards.rewarded import RewardedItem
 
 _PART = re.compile(r"step-(\d+)\.jsonl")
+_DRAWS = "draws"
+_QUESTION = ("question_key", "dataset", "environment")
 
 
 def write_step(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -64,6 +66,47 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Rewarded
         "branch_depth": made.branch_depth,
         "seed": made.seed,
     }
+
+
+def write_draws(folder: Path, step: int, drawn: Iterable[tuple[Mapping[str, str], Sequence[RewardedItem]]]) -> None:
+    """Write the groups of all draws of one step: (columns of the question, rewards of the group).
+
+    `folder` is that of the rollouts. Dynamic sampling drops groups, so these are more than the rollouts of the step.
+    """
+    lines = (
+        {
+            **{name: question[name] for name in _QUESTION},
+            "rewards": [one.reward if one.scored else None for one in rewards],
+            "scores": [one.score for one in rewards],
+        }
+        for question, rewards in drawn
+    )
+    write_step(folder / _DRAWS, step, lines)
+
+
+def drawn_questions(folder: Path, num_steps: int) -> list[dict[str, Any]]:
+    """Return each question that was drawn in the steps up to `num_steps`, by its key, with what its draws gave.
+
+    `kind` is `easy` if every score of every draw is 1, `hard` if every one is 0, else `mixed`; a draw without any
+    score does not count, and without scores at all it is `unknown`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for lines in read_steps(folder / _DRAWS, num_steps):
+        for line in lines:
+            of_question = found.setdefault(
+                line["question_key"], {**{name: line[name] for name in _QUESTION}, "rewards": [], "scores": []}
+            )
+            of_question["rewards"].append(line["rewards"])
+            of_question["scores"] += [score for score in line["scores"] if score is not None]
+    return [
+        {**one, "num_draws": len(one["rewards"]), "kind": _kind(one.pop("scores"))} for _, one in sorted(found.items())
+    ]
+
+
+def _kind(scores: Sequence[float]) -> str:
+    if not scores:
+        return "unknown"
+    return "easy" if min(scores) >= 1.0 else "hard" if max(scores) <= 0.0 else "mixed"
 
 
 def read_steps(folder: Path, num_steps: int) -> Iterator[list[dict[str, Any]]]:

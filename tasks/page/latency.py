@@ -9,8 +9,6 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +19,9 @@ from treadle.environments.rollouts.tool_counts import MAX_TOOLS, OTHERS
 from treadle.report.page.charts import format_number, parts_chart
 from treadle.report.page.document import Fold, Part, Section
 from treadle.tasks.page.models import EvaluatedModel
-from treadle.tasks.page.sources import PageRun, Row
+from treadle.tasks.page.rollout_times import Times, times_of_row
+from treadle.tasks.page.sources import PageRun
+from treadle.tasks.page.turn_times import turn_times_table
 from treadle.tasks.summaries.report_tables import report_tables
 
 _READING = (
@@ -33,19 +33,6 @@ _UNMEASURED = (
     "Not measured, and in none of these figures: ended by infrastructure, continued after an interruption, or "
     "the log of their stage no longer exists."
 )
-_SLACK_S = 0.01
-"""Tolerance by which the parts of a rollout may exceed its total time: they are measured with different clocks."""
-
-
-class Times(NamedTuple):
-    """Seconds of one rollout."""
-
-    total: float
-    model: float
-    """Seconds waiting for completions."""
-    tools: float
-    by_tool: Mapping[str, tuple[int, float]] = MappingProxyType({})
-    """Tool -> calls that ran, and their seconds."""
 
 
 RolloutTimes = list[Times | None]
@@ -79,6 +66,7 @@ def latency_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     parts: list[Part] = [
         parts_chart("Mean seconds of a rollout", "seconds", ("model", "tools", "the rest"), bars),
         _table("Seconds of a rollout", ("model",), [((label,), one) for label, one in over_all.items()]),
+        *turn_times_table(models),
     ]
     if (by_tool := _by_tool(known)).rows:
         parts.append(by_tool)
@@ -114,20 +102,8 @@ def _times(source: PageRun, scores: StageRecord | None) -> dict[str, Times]:
         for record in makers
         if record is not None
         for row in source.telemetry(record, ROLLOUT_TELEMETRY.kind)
-        if (times := _of_row(row)) is not None
+        if (times := times_of_row(row)) is not None
     }
-
-
-def _of_row(row: Row) -> Times | None:
-    """Return the times of a telemetry row; None if the rollout was resumed, or an older version wrote the row.
-
-    For a resumed rollout the parts cover all attempts, but the total only the last one.
-    """
-    if "seconds_by_tool" not in row:
-        return None
-    by_tool = {one["tool"]: (one["executed"], one["seconds"]) for one in row["seconds_by_tool"]}
-    times = Times(row["seconds"], row["model_seconds"], row["tool_seconds"], by_tool)
-    return times if times.model + times.tools <= times.total + _SLACK_S else None
 
 
 def _parts(means: Times) -> tuple[float, float, float]:

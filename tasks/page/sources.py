@@ -86,6 +86,17 @@ class PageRun:
         for batch in batches:
             yield from batch.to_pylist()
 
+    def each_row(self, ref: ArtifactRef | None, what: str, columns: Sequence[str]) -> Iterator[Row]:
+        """Yield the rows of a large table, a batch in memory at a time, until a part of it cannot be read."""
+        table = self.table(ref, what)
+        if table is None:
+            return
+        try:
+            for batch in table.batches(columns):
+                yield from batch.to_pylist()
+        except (ArtifactError, StorageError) as error:
+            self._note(what, error)
+
     def maker(self, given: InputRef) -> StageRecord | None:
         """Return the record that made an input; None if it has been replaced since or cannot be read."""
         return maker_of(given, self.records)

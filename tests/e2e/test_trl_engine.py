@@ -22,6 +22,7 @@ from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.training import EngineOptions
 from treadle.core.errors import ConfigError
 from treadle.rl.credit.outcome import group_advantages
+from treadle.rl.groups.dump import drawn_questions
 from treadle.rl.training.launch import EngineJob, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan
 
@@ -110,9 +111,12 @@ def test_dynamic_sampling_draws_until_groups_differ(folder: RlFolder, policy: Pa
         assert drawn == 2 + (step.num_dropped_groups or 0) + (step.num_surplus_groups or 0)
         assert step.num_draws == 2 or not step.num_equal_groups
     assert any(step.num_draws == 2 for step in done.steps)
-    for path in folder.rollouts.iterdir():
+    for path in folder.rollouts.glob("step-*.jsonl"):
         rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
         assert len(rows) == 4 and len({row["question_key"] for row in rows}) == 2
+    drawn = drawn_questions(folder.rollouts, 4)
+    assert sum(one["num_draws"] for one in drawn) == sum(2 * (step.num_draws or 0) for step in done.steps)
+    assert all(len(rewards) == 2 for one in drawn for rewards in one["rewards"])
 
 
 @pytest.fixture(scope="module")

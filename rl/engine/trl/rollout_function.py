@@ -14,7 +14,8 @@ from treadle.rl.engine.dynamic_sampling import Draws, NoSpread, draw_groups, row
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
 from treadle.rl.engine.trl.step_rows import StepRows
-from treadle.rl.groups.dump import rollout_row, write_step
+from treadle.rl.groups.dump import rollout_row, write_draws, write_step
+from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import environment_figures, step_figures
 from treadle.rl.training.plan import RlPlan
 
@@ -57,6 +58,8 @@ class RolloutFunction:
         if options.dynamic_sampling:
             draws = self._draw(step)
             everyone = draws.chosen(options.prompts_per_step)
+            if rank_and_world()[0] == 0:
+                write_draws(self._dump, step, map(_drawn, [*draws.kept, *draws.equal]))
             made, drawn = everyone[mine], draws.figures(options.prompts_per_step)
         else:
             made = self._source.step(step, [self._rows[index] for index in planned[mine]], first)
@@ -106,6 +109,13 @@ class RolloutFunction:
                 (one.group, pair) for one in everyone for pair in zip(one.group.trajectories, one.rewards, strict=True)
             ]
             write_step(self._dump, step, [rollout_row(step, group, *pair) for group, pair in pairs])
+
+
+def _drawn(one: ScoredGroup) -> tuple[dict[str, str], Sequence[RewardedItem]]:
+    """Return the columns of the question of a group, and its rewards."""
+    question = one.group.question
+    columns = {"question_key": question.key, "dataset": question.dataset, "environment": question.environment}
+    return columns, one.rewards
 
 
 def precomputed_rewards(completions: Sequence[Any], reward: Sequence[float | None], **_: Any) -> list[float | None]:

@@ -20,7 +20,7 @@ from treadle.core.errors import EngineError
 from treadle.rl.engine.dynamic_sampling import NoSpread, has_spread
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.groups.dump import write_step
+from treadle.rl.groups.dump import write_draws, write_step
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import step_figures, validation_figures
 from treadle.rl.training.plan import RlPlan
@@ -88,7 +88,10 @@ class Follower:
             # verl's logger writes null for nan and inf.
             if _METRICS[name] in metrics and (value is None or not math.isfinite(value)):
                 raise Diverged(f"{name} is not finite at step {step}")
-        groups, drawn = self._trained(self._complete_groups(step, validation=False))
+        made = self._complete_groups(step, validation=False)
+        if self._plan.options.dynamic_sampling:
+            write_draws(self._rollouts, step, ((group[0]["row"], _rewards(group)) for group in made))
+        groups, drawn = self._trained(made)
         write_step(self._rollouts, step, [line["row"] for group in groups for line in group])
         names = [group[0]["row"]["environment"] for group in groups] if self._plan.is_mixed else None
         figures = step_figures([_rewards(group) for group in groups], names) | drawn

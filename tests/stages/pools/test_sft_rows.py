@@ -45,6 +45,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.datagen.sft_rows import selection as sft_selection
 from treadle.datagen.sft_rows import stage as sft_rows
 from treadle.datagen.sft_rows.settings import SftRowsOptions
+from treadle.environments.planning.settings import PlanningSettings
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.rollouts.rows import row_of
@@ -125,6 +126,50 @@ def test_filters_choose_among_right_trajectories(tmp_path: Path) -> None:
         "simple": "too_few_searches",
         "repeated": "repeated_call",
     }
+
+
+def planned_row(key: str, *, widths: Sequence[int], checks: Sequence[int] = (4,), query: str = "q") -> dict[str, Any]:
+    """Return a row of a planning agent with these numbers of calls per turn, and these checks of its answer."""
+    parts, ledger = [THINK, ("plan", "<plan>p</plan>")], []
+    for turn, width in enumerate(widths):
+        names = [f"{query} {turn} {place}" for place in range(width)]
+        parts += [THINK, *(("web_search", f"<web_search>{name}</web_search>") for name in names)]
+        parts += [("result", f"\n<observation>\n[{name}]\nfound\n</observation>\n\n") for name in names]
+        ledger += [
+            {"tool": "web_search", "argument": name, "status": "ok", "turn": turn, "result_chars": 5} for name in names
+        ]
+    for score in checks:
+        parts += [THINK, ("suggested_answer", "<suggested_answer>1</suggested_answer>")]
+        parts += [THINK, ("double_check", f"<double_check>{score}</double_check>")]
+        parts += [THINK, ("plan", "<plan>p</plan>")] if score < 3 else []
+    columns = {"tool_calls": json.dumps(ledger), "calls_requested": len(ledger), "calls_executed": len(ledger)}
+    digest = PlanningSettings(dialect="web").digest()
+    made = pool_row(key, f"q-{key}", [*parts, THINK, ("answer", "<answer>1</answer>")], environment_digest=digest)
+    return {**made, **columns}
+
+
+def test_filters_of_tokens_copies_and_shares_apply_to_pools(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer.load(qwen_tokenizer())
+    pools = [planned_row(f"p{n}", widths=(2,)) for n in range(9)] + [
+        planned_row(f"s{n}", widths=(1, 1)) for n in (1, 2)
+    ]
+    pools += [
+        planned_row("corrected", widths=(1, 1), checks=(2, 4)),
+        planned_row("long", widths=(1,), query="w " * 400),
+    ]
+    filters = {"parallel_share": 0.5, "corrected_copies": 3, "max_text_tokens": 400}
+    options = SftRowsOptions.model_validate({"filters": filters, "tokenizer": tokenizer.folder})
+    made = make_rows(
+        tmp_path, [question(row["question_key"], ["1"]) for row in pools], pools, options,
+        environment=PlanningSettings(dialect="web"), tokenizer=tokenizer.folder, tokenizer_digest=tokenizer.digest,
+    )  # fmt: skip
+    reasons = Counter(row["reason"] for row in made.rejections)
+    assert reasons == {"too_many_tokens": 1, "over_ratio": 6}, [row["reasons"] for row in made.rejections]
+    assert made.metrics["left_out.over_ratio"] == 6 and made.metrics["rule.too_many_tokens"] == 1
+    keys = sorted(row["rollout_key"] for row in made.rows)
+    assert keys[:3] == ["corrected", "corrected-2", "corrected-3"] and keys[-2:] == ["s1", "s2"] and len(keys) == 8
+    copies = [row["input_ids"] for row in made.rows if row["question_key"] == "q-corrected"]
+    assert copies[0] and copies == copies[:1] * 3
 
 
 def test_other_environment_or_unknown_question_fails_the_stage(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class Given(Section):
 
     roles: dict[str, dict[str, str]] = {}
     judges: dict[str, dict[str, str]] = {}
+    environment: dict[str, str] = {}
     options: dict[str, None] = {"datasets": None, "split": None}
     metrics: str = "{}"
 
@@ -51,6 +52,7 @@ def put_stage(
     pictures: Mapping[str, bytes] | None = None,
     roles: Mapping[str, str] | None = None,
     judges: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
     inputs: Mapping[str, Sequence[Address]] = MappingProxyType({}),
 ) -> Address:
     """Make an instance with these tables, metrics, logs, figures in the artifact of its first table, and models in its
@@ -77,7 +79,12 @@ def put_stage(
         telemetry=tuple(log or ()),
     )
     given = {role: {"name": name} for role, name in (roles or {}).items()}
-    settings = Given(roles=given, judges={name: {} for name in judges}, metrics=json.dumps(dict(metrics)))
+    settings = Given(
+        roles=given,
+        judges={name: {} for name in judges},
+        environment=dict(environment),
+        metrics=json.dumps(dict(metrics)),
+    )
     asked = {"questions": (Address.parse("1/questions"),), **{name: tuple(given) for name, given in inputs.items()}}
     execute(Instance(address=place, stage=stage, settings=settings, inputs=asked), run)
     return place
@@ -135,6 +142,12 @@ class Scored:
     """Of `scores`."""
     segments: Sequence[tuple[str, str]] = ()
     """Of each rollout: kind and text."""
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    """Of each rollout."""
+    call_times: Sequence[Mapping[str, Any]] = ()
+    """Of each rollout."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Settings of its environment."""
 
 
 def counted_run(root: Path, name: str, models: Sequence[Scored], *, headline: tuple[str, ...] = ()) -> Run:
@@ -159,10 +172,20 @@ def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> 
             run,
             place,
             [
-                rollout(row["rollout_key"], row["question_key"], model.segments, tools=row["tools"], model=row["model"])
+                rollout(
+                    row["rollout_key"],
+                    row["question_key"],
+                    model.segments,
+                    tools=row["tools"],
+                    model=row["model"],
+                    tool_calls=json.dumps(list(model.tool_calls)),
+                    num_turns=row["num_turns"],
+                )
                 for row in model.rows
             ],
             times,
+            model.call_times,
+            model.environment,
         )
         scored = put_stage(
             run,
@@ -183,12 +206,26 @@ def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> 
 
 
 def add_rollouts(
-    run: Run, place: int, rows: Sequence[Mapping[str, Any]], times: Sequence[tuple[float, float, float] | None]
+    run: Run,
+    place: int,
+    rows: Sequence[Mapping[str, Any]],
+    times: Sequence[tuple[float, float, float] | None],
+    call_times: Sequence[Mapping[str, Any]] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Address:
-    """Rollouts of a model, in place of earlier ones."""
-    log = {ROLLOUT_TELEMETRY: list(_timed(rows, times))}
+    """Rollouts of a model, in place of earlier ones; all made the calls of `call_times` if there are any."""
+    by_tool = {"seconds_by_tool": _by_tool(rows[0]["tools"], sum(one["seconds"] for one in call_times))}
+    added = {"call_times": list(call_times), **(by_tool if call_times else {})}
+    log = {ROLLOUT_TELEMETRY: [{**row, **added} for row in _timed(rows, times)]}
     digest = hashlib.sha256(repr(rows).encode()).hexdigest()
-    return put_stage(run, f"1/rollouts@model{place}", {ROLLOUTS: rows}, metrics={"rows": digest}, log=log)
+    return put_stage(
+        run,
+        f"1/rollouts@model{place}",
+        {ROLLOUTS: rows},
+        metrics={"rows": digest},
+        log=log,
+        environment=environment,
+    )
 
 
 def _timed(

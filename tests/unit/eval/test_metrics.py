@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables.scored_rollouts import averages, rollouts, scored
 
+from treadle.environments.planning.figures import PlanFigures
+from treadle.environments.planning.parts import PARTS, is_planning
 from treadle.eval.averages import average_groups
 from treadle.eval.dataset_figures import DatasetFigures, FigureSums, dataset_figures, figure_sums, pass_at_ks
-from treadle.eval.metrics import FIGURES, reasoning_length
+from treadle.eval.metrics import FIGURES, figures_of, notes_of, reasoning_length, title_of
 from treadle.eval.scored_rollout import ScoredRollout
 
 SUITE = ("aime24", "amc23", "math500", "2wiki", "bamboogle", "musique")
@@ -285,3 +287,15 @@ def test_questions_with_too_few_verdicts_are_excluded_from_pass_at_k() -> None:
     assert (figures.sums["pass@2"].value, figures.sums["pass@2"].num_undecided) == (pytest.approx((0.5 + 0 + 1) / 3), 2)
     assert (figures.sums["pass@4"].value, figures.sums["pass@4"].num_undecided) == (0.5, 4)
     assert list(figures.sums["pass@4"].questions) == ["a", "b"]
+
+
+def test_parts_of_planning_agents_have_titles_and_parts_of_others_their_names() -> None:
+    """An environment of a user may mean something else by `steps`."""
+    plan = {**PlanFigures(num_steps=2, mean_width=1.5, num_plans=1, num_early_calls=1).parts(), "em": 1.0, "bonus": 3.0}
+    planned = figures_of([replace(scored(1, 1), parts=tuple(plan.items()))])
+    own = figures_of([replace(scored(1, 1), parts=(("steps", 2.0), ("plans", 1.0)))])
+    titles = [title_of(name) for name in planned if name.partition(":")[0] in ("em", "planning", "part")]
+    assert titles[:3] == ["exact match", "sequential steps", "calls per step"] and titles[-1] == "bonus"
+    assert len(titles) == len(plan) and "early calls" in titles and "early calls" in notes_of(planned)
+    assert {"part:plans", "part:steps"} <= set(own) and "sequential steps" not in notes_of(own)
+    assert PlanFigures(num_plans=1).parts().keys() == PARTS.keys() and is_planning(PlanFigures().parts())

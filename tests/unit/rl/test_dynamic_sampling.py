@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from treadle.rl.credit.outcome import group_advantages
 from treadle.rl.engine.dynamic_sampling import Draws, NoSpread, draw_groups, has_spread, rows_of_draw
+from treadle.rl.groups.dump import drawn_questions, write_draws
 from treadle.rl.rewards.rewarded import RewardedItem
 
 
@@ -27,6 +30,25 @@ def item(reward: float, *, scored: bool = True) -> RewardedItem:
         tool_failures=0,
         length=1,
     )
+
+
+def test_easy_and_hard_questions_are_listed_with_their_draws(tmp_path: Path) -> None:
+    def drawn_group(key: str, *rewards: RewardedItem) -> tuple[dict[str, str], Sequence[RewardedItem]]:
+        return {"question_key": key, "dataset": "d", "environment": "default"}, rewards
+
+    lost = replace(item(0.0, scored=False), score=None)
+    write_draws(tmp_path, 1, [drawn_group("q1", item(1.0), item(1.0)), drawn_group("q2", item(0.0), lost)])
+    write_draws(tmp_path, 2, [drawn_group("q3", item(0.0))])
+    write_draws(tmp_path, 2, [drawn_group("q2", item(0.0)), drawn_group("q0", item(1.0), item(0.0))])
+    write_draws(tmp_path, 3, [drawn_group("q9", lost)])
+    names = ("question_key", "kind", "num_draws", "rewards")
+    assert [tuple(one[name] for name in names) for one in drawn_questions(tmp_path, 3)] == [
+        ("q0", "mixed", 1, [[1.0, 0.0]]),
+        ("q1", "easy", 1, [[1.0, 1.0]]),
+        ("q2", "hard", 2, [[0.0, None], [0.0]]),
+        ("q9", "unknown", 1, [[None]]),
+    ]  # fmt: skip
+    assert len(drawn_questions(tmp_path, 1)) == 2, "steps of a state that was lost do not count"
 
 
 MIXED, EQUAL = (0.0, 1.0), (1.0, 1.0)

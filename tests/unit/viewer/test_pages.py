@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from support.tables.score_tables import new_run, put_rows
+from support.tables.page_runs import Scored, counted_run
+from support.tables.score_tables import new_run, put_rows, score
 from support.tables.viewer_run import (
     ANSWER,
     RESULT,
@@ -55,6 +56,21 @@ def test_page_shows_the_verdict_with_all_judge_replies(viewer: TestClient) -> No
     assert "wrong by model prediction Arn" in wrong and "The Arn is another river. VERDICT: wrong" in wrong
     assert "the checker ended early" in text_of(viewer.get("/trajectory/1/rollouts@base/r4").text)
     assert "the endpoint went away" in text_of(viewer.get("/trajectory/1/rollouts@base/r5").text)
+
+
+def test_turns_and_measured_seconds_are_shown_and_sorted_by(tmp_path: Path) -> None:
+    """The second rollout was resumed: its log has only the seconds of the last attempt."""
+    rows = [score(f"r{number}", f"q{number}", True, num_turns=number + 2) for number in range(3)]
+    made = client(counted_run(tmp_path, "run", [Scored(rows, [(4.25, 2.0, 1.0), (1.0, 3.0, 1.0), (9.5, 2.0, 1.0)])]))
+    found = made.get("/", params={"sort": "-seconds"}).text
+    cells = re.findall(r'<td class="num">([^<]*)</td>', found[found.index("</thead>") :])
+    width = len(cells) // 3
+    assert [(cells[place + 1], cells[place + width - 1]) for place in range(0, len(cells), width)] == [
+        ("4", "9.5"), ("2", "4.2"), ("3", "–"),
+    ]  # fmt: skip
+    shown = text_of(made.get("/trajectory/1/rollouts@model0/r0").text)
+    assert "turns 2 seconds 4.25" in shown
+    assert "seconds" not in text_of(made.get("/trajectory/1/rollouts@model0/r1").text)
 
 
 def test_page_shows_each_vote_on_needless_calls(viewer: TestClient) -> None:

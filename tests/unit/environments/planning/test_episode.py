@@ -361,4 +361,5 @@ def test_the_critical_path_is_that_of_the_plan(scheduling: str, chain: float) ->
     found = batches(orjson.loads(row["segments"]), orjson.loads(row["tool_calls"]), PlanningSettings().turn_dialect)
     times = call_times(found, telemetry["call_times"])
     assert (times.sequential_s, times.batch_s, times.critical_path_s) == pytest.approx((12.0, 5.0, chain))
+    assert telemetry["tool_seconds"] == pytest.approx(took), "calls at once are waited for once"
     assert times.wall_s == pytest.approx(took) and times.speed_up == pytest.approx(2.4)

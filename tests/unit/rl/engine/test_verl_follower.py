@@ -20,6 +20,7 @@ from treadle.rl.engine.dynamic_sampling import NoSpread
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower
+from treadle.rl.groups.dump import drawn_questions
 from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.plan import RlPlan
@@ -55,10 +56,8 @@ class Bench:
         """Write what a worker leaves of one group."""
         items = [GroupItem.from_text(text, model_tokens=10, dialect=TOOL_DIALECT) for text in texts]
         rewards = group_rewards(items, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
-        lines = [
-            {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": asdict(reward)}
-            for at, reward in enumerate(rewards)
-        ]
+        known = {"question_key": name, "group": name, "dataset": "d", "environment": "default", "domain": "math"}
+        lines = [{"row": {**known, "session": at}, "reward": asdict(reward)} for at, reward in enumerate(rewards)]
         self.folder.write_group(step, name, lines, validation=validation)
 
     def made(self, step: int, metrics: Mapping[str, Any] = METRICS) -> list[dict[str, Any]]:
@@ -97,6 +96,13 @@ def test_groups_with_equal_rewards_are_left_out_with_dynamic_sampling(tmp_path: 
     assert (logged.num_draws, logged.num_dropped_groups, logged.num_surplus_groups) == (None, 1, 1)
     rows = [json.loads(line) for line in (tmp_path / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
     assert {row["group"] for row in rows} == {"b", "c", "d"}
+    drawn = drawn_questions(tmp_path / "rollouts", 1)
+    assert {one["question_key"]: one["kind"] for one in drawn} == {
+        "a": "easy",
+        "b": "mixed",
+        "c": "mixed",
+        "d": "mixed",
+    }
 
 
 def test_dynamic_sampling_without_end_is_ended(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_median_matches_the_chart(tmp_path: Path) -> None:
     """The values are 10, 17, ... 87 sampled tokens; the first colour stays that of answers even if there are none."""
     run = evaluated_run(tmp_path, "run", {"base": HALF}, columns={"base": {"status": "limit"}})
     text = text_of(report_page([run]))
-    assert "base: median 48, " in text and re.search(r"base 12 1\.00 [-\d.%]+ 48 48 87 ", text)
+    assert "base: median 48, " in text and re.search(r"base 12 1\.00 1\.00 [-\d.%]+ 48 48 87 ", text)
     assert "Rollouts by how they ended model answered limit base 0 12" in text
 
 

@@ -73,22 +73,22 @@ def test_headline_has_shares_with_wilson_intervals(pair: PageReader) -> None:
 
 @pytest.mark.parametrize(("given", "name"), [("pair", "first → second"), ("across", "m · one → two")])
 def test_comparisons_have_raw_and_adjusted_p_values(given: str, name: str, request: pytest.FixtureRequest) -> None:
-    """McNemar: 2 · (1 + 9) / 2⁹ = .0391. Signs of 9 equal differences of correctness per token: as much. Calls and
-    tokens are equal: 1. Holm for these four: 4 · .0391 = .1563, and no less for the second."""
+    """McNemar: 2 · (1 + 9) / 2⁹ = .0391. Signs of 9 equal differences of correctness per token: as much. Calls,
+    turns and tokens are equal: 1. Holm for these five: 5 · .0391 = .1953, and no less for the second."""
     page: PageReader = request.getfixturevalue(given)
     check(
         page.table("comparisons", "Correctness").row(name),
-        {"questions": "10", "first": "20.0", "second": "90.0", "p": "0.039", "adjusted": "0.156", "gained": "8",
+        {"questions": "10", "first": "20.0", "second": "90.0", "p": "0.039", "adjusted": "0.195", "gained": "8",
          "lost": "1"},
     )  # fmt: skip
     others = page.table("comparisons", "Other figures")
     check(
         others.row(name, "wiki", "correctness per 1,000 tokens"),
-        {"first": "20.0", "second": "90.0", "p": "0.039", "adjusted": "0.156"},
+        {"first": "20.0", "second": "90.0", "p": "0.039", "adjusted": "0.195"},
     )
-    for figure in ("calls", "tokens without results"):
+    for figure in ("calls", "turns", "tokens without results"):
         check(others.row(name, "wiki", figure), {"p": "1.000", "adjusted": "1.000"})
-    assert len(others.rows) == 4
+    assert len(others.rows) == 5
 
 
 def test_differences_have_the_interval_of_table_and_chart(pair: PageReader, tmp_path: Path) -> None:

@@ -54,9 +54,10 @@ def test_artifact_page_shows_the_same_means_as_terminal_and_ui() -> None:
         RlStep(**{**unknown, **counts, **step, "parts": {part["name"]: part["value"] for part in step["parts"]}})
         for step in LOG[:20]
     ]
+    parts = {"bonus": "what is added", "fixed": "always 1"}
     options = SimpleNamespace(
-        checkpoint_rule="last", engine=RL_ENGINES.parse("trl"), max_prompt_tokens=9, group_size=4,
-        reward=SimpleNamespace(described="mine", PARTS={"bonus": "what is added", "fixed": "always 1"}),
+        checkpoint_rule="last", engine=RL_ENGINES.parse("trl"), max_prompt_tokens=9, group_size=4, reward_parts=parts,
+        reward=SimpleNamespace(described="mine", PARTS=parts),
     )  # fmt: skip
     plan = SimpleNamespace(
         options=options, machine=SimpleNamespace(variant="cpu"), phase=1, phases=1, start="1/sft", num_rows=4,
