@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import orjson
 
+from treadle.core.answers.ground_truth import BadGroundTruth, decode
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.runs.stage import Rows
 from treadle.core.store.exported import new_folder, write_facts
@@ -145,7 +146,7 @@ def _imported_row(fields: Mapping[str, Any], number: int, domains: Mapping[str, 
     choices = tuple(texts_of(info.get("choices"), "option"))
     return ImportedRow(
         question=_question(fields, info),
-        answers=tuple(gold_answers(reward.get("ground_truth"))),
+        answers=tuple(gold_answers(_accepted(reward.get("ground_truth")))),
         choices=choices,
         dataset=_text(info.get("source")) or data_source,
         data_source=data_source,
@@ -155,6 +156,13 @@ def _imported_row(fields: Mapping[str, Any], number: int, domains: Mapping[str, 
         id=_text(info.get("id")) or _text(info.get("index")),
         number=number,
     )
+
+
+def _accepted(ground_truth: Any) -> tuple[Any, ...]:
+    try:
+        return decode(ground_truth).answers
+    except BadGroundTruth as error:
+        raise DataError(str(error)) from None
 
 
 def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
