@@ -15,6 +15,7 @@ from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import Sampling
 from treadle.environments.registry import AnyEnvironment
 from treadle.environments.scorers.registry import AnyScorer
+from treadle.eval.prices import Amount, TokenPrices
 
 
 class VoteSampling(Sampling):
@@ -125,6 +126,13 @@ class ReportSettings(Section):
     areas: dict[str, Literal["math", "knowledge"]] = {}
     """Data set -> the average that it counts in. For other data sets the benchmark registry decides, or else the
     domains of their questions."""
+
+    prices: dict[str, TokenPrices] = {}
+    """Prices of the tokens of models by name, for the figures `cost` and `cost_of_pass`. Default: those under
+    `models`; models without prices have no costs."""
+
+    tool_fees: dict[str, Amount] = {}
+    """Fee of one executed call, by tool, in the same currency."""
 
     bootstrap_samples: Annotated[int, Field(ge=100, le=100_000)] = 1_000
     """Number of bootstrap resamples of questions for intervals."""

@@ -28,7 +28,7 @@ def _run(context: StageContext) -> Mapping[str, Any]:
 
 REPORT_STAGE = Stage(
     name="report",
-    version=7,
+    version=8,
     settings=ReportSettings,
     consumes={"scores": "scores"},
     produces=(SUMMARY, COMPARISONS),

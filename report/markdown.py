@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from treadle.core.figures import Figures, escape, render_table
+from treadle.eval.attempts import OVER_ATTEMPTS, PASS_AT
 from treadle.eval.averages import ALL, EVERY
 from treadle.eval.config import ReportSettings
 from treadle.eval.metrics import PARTS
@@ -17,6 +18,7 @@ from treadle.report.layout import (
     SummaryLine,
     agreement_table,
     all_figures,
+    attempts_table,
     behaviour_table,
     by_model,
     comparison_cells,
@@ -117,7 +119,13 @@ def _passes(given: Sequence[SummaryLine]) -> Iterator[str]:
     if (table := pass_at_k_table(given)).rows:
         yield "## pass@k"
         yield render_table(table)
-        yield "- **pass@k**: probability that at least one of k rollouts of a question is right."
+        yield f"- **pass@k**: {OVER_ATTEMPTS[PASS_AT]}."
+    if (table := attempts_table(given)).rows:
+        yield "## Several attempts"
+        yield render_table(table)
+        kinds = {name.partition("@")[0] for name in table.header}
+        told = [f"- **{kind}k**: {line}." for kind, line in OVER_ATTEMPTS.items() if kind.removesuffix("@") in kinds]
+        yield "\n".join(told)
 
 
 def _averages(given: Sequence[SummaryLine], settings: ReportSettings) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Rows, StageContext
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
+from treadle.eval.prices import rollout_cost
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.eval.tool_names import CommonTools
 from treadle.report.comparison_rows import comparison_rows
@@ -61,6 +63,7 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
 
 
 def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[ScoredRollout]]:
+    settings: ReportSettings = context.settings
     models: dict[str, list[ScoredRollout]] = {}
     places = zip(context.producers["scores"], (table.digest for table in tables), strict=True)
     for table, prefix in zip(tables, label_prefixes(list(places)), strict=True):
@@ -69,7 +72,9 @@ def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[Sc
             continue
         for batch in table.batches([*COLUMNS, "model"]):
             for row in batch.to_pylist():
-                models.setdefault(prefix + row["model"], []).append(ScoredRollout.from_row(row))
+                rollout = ScoredRollout.from_row(row)
+                cost = rollout_cost(rollout, settings.prices.get(row["model"]), settings.tool_fees)
+                models.setdefault(prefix + row["model"], []).append(replace(rollout, cost=cost))
             context.progress.advance(batch.num_rows)
     return models
 

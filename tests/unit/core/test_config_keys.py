@@ -154,6 +154,8 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "RlOptions.shares": ({"default": 1.0},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
+    "ReportSettings.prices": ({"near": {"prompt_per_million": 1.0, "completion_per_million": 2.0}},),
+    "ReportSettings.tool_fees": ({"search": 0.005},),
     "Correctness.models": (["near"],),
     "Correctness.domains": (["qa"],),
     "Rubric.models": (["near"],),
