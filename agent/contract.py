@@ -170,7 +170,8 @@ class StepContext:
 class CallRecord:
     """Ledger entry: one call, its outcome, and the number of its turn.
 
-    `text` is the tool's own text. `note`, tokens and `sources` are those of the tool's outcome.
+    `text` is the tool's own text. `note`, tokens and `sources` are those of the tool's outcome. `started_s` counts from
+    the start of the first call of the turn.
     """
 
     tool: str
@@ -185,6 +186,7 @@ class CallRecord:
     completion_tokens: int = 0
     sources: tuple[str, ...] = ()
     id: str = ""
+    started_s: float = 0.0
 
     @property
     def executed(self) -> bool:

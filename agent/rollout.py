@@ -31,7 +31,7 @@ from treadle.agent.model_types import ModelBinding
 from treadle.agent.native_chat_prompts import make_prompt_strategy
 from treadle.agent.prefix import Prefix
 from treadle.agent.tools.schema import ToolSchema
-from treadle.agent.trajectory import TRUNCATED_STATUSES, Sample, Trajectory, Usage
+from treadle.agent.trajectory import TRUNCATED_STATUSES, Sample, Trajectory, TurnUsage, Usage
 from treadle.agent.transcript import Transcript
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
 from treadle.core.llm.types import Completion
@@ -215,6 +215,7 @@ class Rollout:
         usage.num_requests += 1
         usage.num_retries += completion.retries
         usage.model_seconds += completion.seconds
+        usage.turns.append(TurnUsage(completion.prompt_tokens, completion.completion_tokens, completion.seconds))
         usage.endpoint = completion.endpoint
         for note in completion.notes:
             usage.notes[note] = usage.notes.get(note, 0) + 1
@@ -236,7 +237,10 @@ class Rollout:
         self._calls += observation.calls
         self._turn_rewards.append(observation.reward)
         self._truncated |= observation.truncated
-        self._usage.tool_seconds += sum(call.seconds for call in observation.calls)
+        tool_seconds = sum(call.seconds for call in observation.calls)
+        self._usage.tool_seconds += tool_seconds
+        if self._usage.turns:  # A reaction to the end of a prefix belongs to no request.
+            self._usage.turns[-1].tool_seconds += tool_seconds
         self._prompt_strategy.add_messages(observation.messages, observation.tools)
         self._added_tools += observation.tools
         if not observation.messages and (ended == "stop" or self._engine.dialect.ends_every_turn):

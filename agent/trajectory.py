@@ -37,10 +37,21 @@ MODEL_ROLE = "assistant"
 
 
 @dataclass(slots=True)
+class TurnUsage:
+    """Cost of a turn: its request, and the calls that the environment ran in reaction to it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    model_seconds: float
+    tool_seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class Usage:
     """Cost of a rollout. Only the first three fields are not volatile. `notes` counts odd answers by kind.
 
-    `voided_tokens` are prompt and sampled tokens of earlier attempts, from before a restart.
+    `turns` are those of its own requests, without those of its prefix. `voided_tokens` are prompt and sampled tokens of
+    earlier attempts, from before a restart.
     """
 
     prompt_tokens: int = 0
@@ -54,6 +65,7 @@ class Usage:
     num_restarts: int = 0
     voided_tokens: int = 0
     notes: dict[str, int] = field(default_factory=dict)
+    turns: list[TurnUsage] = field(default_factory=list)
 
 
 @dataclass(slots=True)

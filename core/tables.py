@@ -1,16 +1,16 @@
 """Define what a table is: its name, version, columns and key.
 
-Each package defines its own tables. Free-form parts (segments, tool calls, metadata) are JSON text, so no schema is
-ever inferred from the first rows. All columns are always present; values that can be missing are nullable. A change of
-columns or of their meaning raises the table's version.
+Each package defines its own tables. Nested parts (segments, tool calls, metadata) are JSON text, so no schema is ever
+inferred from the first rows; `Table.parsed` has the types of those with a fixed form. All columns are always present;
+values that can be missing are nullable. A change of columns or of their meaning raises the table's version.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +29,9 @@ class Table:
     """Whether a stage that produces it must write at least one row."""
     hidden: frozenset[str] = frozenset()
     """Columns that only readers who name them get; exports leave them out."""
+    parsed: Mapping[str, pa.DataType] = field(default_factory=dict, compare=False)
+    """Columns of JSON text with a fixed form, and the types that they have in tables for analysis and in exports:
+    lists, structs, text, numbers and booleans, and `object_items`. See `treadle.core.store.json_columns`."""
 
     @property
     def visible(self) -> list[str]:
@@ -55,12 +58,50 @@ def renamed(schema: pa.Schema, **docs: str) -> list[pa.Field]:
     ]
 
 
+JSON_FORM = b"json_form"
+"""Key in the metadata of a field inside a parsed column; its values are the next three."""
+KEY_OF_OBJECTS = b"key_of_objects"
+KEY_OF_VALUES = b"key_of_values"
+TEXT_OF_JSON = b"text"
+
+
+def object_items(key: str, *fields: pa.Field) -> pa.DataType:
+    """Return the parsed type of a JSON object whose keys are names: a list of structs, the name in the field `key`.
+
+    The values of the object are objects with these fields.
+    """
+    return _named_items(key, KEY_OF_OBJECTS, fields)
+
+
+def value_items(key: str, value: pa.Field) -> pa.DataType:
+    """Return the parsed type of a JSON object from names to plain values: a list of structs of name and value."""
+    return _named_items(key, KEY_OF_VALUES, (value,))
+
+
+def _named_items(key: str, form: bytes, fields: Sequence[pa.Field]) -> pa.DataType:
+    first = pa.field(key, pa.string(), nullable=False, metadata={JSON_FORM: form})
+    return pa.list_(pa.struct([first, *fields]))
+
+
+def json_text(name: str) -> pa.Field:
+    """Return a field inside a parsed column that has no fixed form, and therefore stays JSON text."""
+    return pa.field(name, pa.string(), nullable=False, metadata={JSON_FORM: TEXT_OF_JSON})
+
+
+def required(name: str, kind: pa.DataType) -> pa.Field:
+    """Return a field inside a column that every item has."""
+    return pa.field(name, kind, nullable=False)
+
+
 STRINGS = pa.list_(pa.string())
 
 PARTS = pa.list_(
     pa.struct([pa.field("name", pa.string(), nullable=False), pa.field("value", pa.float64(), nullable=False)])
 )
 """Named parts of a score, a reward or a grade, sorted by name; see `part_items`. No table lists their names."""
+
+PARTS_OBJECT = value_items("name", pa.field("value", pa.float64()))
+"""Parsed type of a JSON object of such parts."""
 
 
 def part_items(parts: Mapping[str, float | None]) -> list[dict[str, Any]]:
@@ -137,6 +178,7 @@ CHECKPOINTS = Table(
         ]
     ),
     "A trained model; its files are in the folder `model` next to this table.",
+    parsed={"versions": value_items("package", required("version", pa.string()))},
 )
 
 

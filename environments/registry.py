@@ -104,7 +104,10 @@ ENVIRONMENTS = Registry(
     key="environment",
     group="treadle.environments",
     example="my_envs.py:Guess",
-    shipped={"question": "treadle.environments.question.kind:QuestionType"},
+    shipped={
+        "question": "treadle.environments.question.kind:QuestionType",
+        "planning": "treadle.environments.planning.kind:PlanningType",
+    },
     settings_of=lambda found, place: _type_of(found, place).settings,
 )
 """Types of environments."""

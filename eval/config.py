@@ -15,7 +15,7 @@ from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import Sampling
 from treadle.environments.registry import AnyEnvironment
 from treadle.environments.scorers.registry import AnyScorer
-from treadle.eval.prices import Amount, TokenPrices
+from treadle.eval.figures.prices import Amount, TokenPrices
 
 
 class VoteSampling(Sampling):

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from treadle.eval.attempts import attempt_figures, attempt_sums, is_over_attempts
 from treadle.eval.averages import MIXED, area_of
-from treadle.eval.figure_sums import FigureSums
+from treadle.eval.figures.attempts import attempt_figures, attempt_sums, is_over_attempts
+from treadle.eval.figures.sums import FigureSums
 from treadle.eval.metrics import figure_of, figures_of
 from treadle.eval.scored_rollout import ScoredRollout
 

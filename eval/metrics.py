@@ -12,7 +12,7 @@ from typing import Literal
 
 from treadle.environments.diagnosis.facts import ENDED
 from treadle.environments.scorers.answer import AnswerScorer
-from treadle.eval.attempts import is_over_attempts
+from treadle.eval.figures.attempts import is_over_attempts
 from treadle.eval.scored_rollout import ScoredRollout, is_redundant
 
 PER_THOUSAND = 1_000
@@ -208,7 +208,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "reasoning_length": Figure(
             "correctness per 1,000 tokens", "P/1000", _mean(_reasoning_length), of="answers", place="behaviour"
         ),
-        "num_turns": Figure("turns", "turns", _mean(lambda rollout: rollout.num_turns), of="rewards", place="headline"),
+        "num_turns": Figure("turns", "turns", _mean(lambda rollout: rollout.num_turns), place="headline"),
         "truncated": Figure(
             "truncated", "truncated", _mean(lambda rollout: float(rollout.truncated)), _SHARE, of="rewards"
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from treadle.core.tables import PARTS, STRINGS, Table, column
+from treadle.core.tables import PARTS, PARTS_OBJECT, STRINGS, Table, column, object_items, required
 from treadle.environments.rollouts.tables import TOOL_COUNTS
 
 SCORES = Table(
@@ -93,6 +93,16 @@ SCORES = Table(
         ]
     ),
     "One verdict per rollout.",
+    parsed={
+        "judges": object_items(
+            "judge",
+            pa.field("verdict", pa.bool_()),
+            required("status", pa.string()),
+            required("raw", STRINGS),
+            pa.field("grade", pa.float64()),
+            pa.field("parts", PARTS_OBJECT),
+        )
+    },
 )
 
 

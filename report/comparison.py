@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from treadle.core.errors import DataError
 from treadle.eval.dataset_figures import sums_of
-from treadle.eval.figure_sums import FigureSums
+from treadle.eval.figures.sums import FigureSums
 from treadle.eval.metrics import bounds_of
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import (

@@ -11,7 +11,7 @@ from treadle.datagen.questions.benchmarks import SCORED_DOMAINS
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.environments.registry import traits_of
 from treadle.eval.config import ReportSettings
-from treadle.eval.prices import TokenPrices
+from treadle.eval.figures.prices import TokenPrices
 from treadle.stages.plan import Plan
 
 

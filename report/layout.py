@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.core.figures import Cell, Figures, money
-from treadle.eval.attempts import PASS_AT, is_over_attempts, num_attempts_of
 from treadle.eval.averages import ALL, AVERAGES, EVERY, headline_datasets
+from treadle.eval.figures.attempts import PASS_AT, is_over_attempts, num_attempts_of
 from treadle.eval.metrics import (
     MAIN_FIGURES,
     figures_in,

@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from treadle.core.figures import Figures, escape, render_table
-from treadle.eval.attempts import OVER_ATTEMPTS, PASS_AT
 from treadle.eval.averages import ALL, EVERY
 from treadle.eval.config import ReportSettings
+from treadle.eval.figures.attempts import OVER_ATTEMPTS, PASS_AT
 from treadle.eval.metrics import PARTS
 from treadle.report.layout import (
     COMPARISON,

@@ -10,7 +10,7 @@ from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Rows, StageContext
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
-from treadle.eval.prices import rollout_cost
+from treadle.eval.figures.prices import rollout_cost
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.eval.tool_names import CommonTools
 from treadle.report.comparison_rows import comparison_rows

@@ -11,7 +11,7 @@ from treadle.core.runs.address import Address
 from treadle.eval.averages import ALL, EVERY, KNOWLEDGE, MATH, average_groups
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import DatasetFigures
-from treadle.eval.figure_sums import FigureSums
+from treadle.eval.figures.sums import FigureSums
 from treadle.eval.metrics import bounds_of, is_meaningful, is_per_pass
 from treadle.eval.statistics import Interval, average_interval, per_pass_interval, ratio_interval, share_interval
 from treadle.eval.verdicts import agreement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -183,8 +184,12 @@ class SearchTool:
         assert self._searcher is not None
         limit = asyncio.get_running_loop().time() + self._settings.timeout_s
         hits = await self._searcher.search(query, self._settings.top_n, deadline=limit)
-        documents = "\n\n".join(self._cut(hit.contents) for hit in hits).strip()
-        return _SourceResult(documents, tuple(hit.contents for hit in hits))
+        contents = [hit.contents for hit in hits]
+        return _SourceResult(self.shown(contents), tuple(contents))
+
+    def shown(self, contents: Sequence[str]) -> str:
+        """Return documents, each a title line and text, as the agent reads them."""
+        return "\n\n".join(map(self.cut, contents)).strip()
 
     async def _on_web(self, query: str) -> _SourceResult:
         """Search the web."""
@@ -198,6 +203,7 @@ class SearchTool:
             return _SourceResult(note=NOT_ON_RECORD)
         return _SourceResult(found.text, found.documents, found.sources, found.recorded, refused=found.refused)
 
-    def _cut(self, contents: str) -> str:
+    def cut(self, contents: str) -> str:
+        """Return a document without what is beyond the limit of the settings."""
         limit = self._settings.document_chars
         return contents if len(contents) <= limit else contents[:limit] + "..."

@@ -20,7 +20,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.store.keyed_store import KeyedStore
-from treadle.core.store.parquet import TableWriter
+from treadle.core.store.parquet import TableWriter, is_current
 from treadle.core.store.roots import Storage
 from treadle.core.store.storage import storage_errors
 from treadle.core.tables import TABLES, Table
@@ -227,7 +227,7 @@ class EarlierResult:
         return ArtifactReader(self.storage, ref).rows(columns)
 
     def telemetry(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a telemetry table; none if it has been deleted."""
+        """Yield the rows of a telemetry table; none if it has been deleted or is of another version."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -236,8 +236,10 @@ class EarlierResult:
             return
         with storage_errors("read", key), self.storage.open(key) as file:
             try:
-                for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches():
-                    yield from batch.to_pylist()
+                parquet = pq.ParquetFile(file, pre_buffer=False)
+                if is_current(TABLES[kind], parquet.schema_arrow):
+                    for batch in parquet.iter_batches():
+                        yield from batch.to_pylist()
             except pa.ArrowException as error:
                 _log.warning("%s cannot be read, so reused rows have no telemetry: %s", key, error)
 

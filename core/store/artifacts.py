@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import ArtifactError
@@ -142,7 +143,7 @@ class ArtifactWriter:
                 made_by=self._made_by,
                 files=entries,
             )
-            (self._folder / _CARD).write_text(_card(self._table, manifest), encoding="utf-8")
+            (self._folder / _CARD).write_text(data_set_card(self._table, manifest), encoding="utf-8")
             (self._folder / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         ref = manifest.ref()
         # The manifest appears last. So a folder that has one now and fails verification is damaged and gets replaced;
@@ -241,9 +242,13 @@ def _digest(entries: Sequence[FileEntry]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
-def _card(table: Table, manifest: Manifest) -> str:
-    """Return the data set card, whose front matter makes `datasets.load_dataset(folder)` work."""
-    doc = {field.name: (field.metadata or {}).get(b"doc", b"").decode() for field in table.schema}
+def data_set_card(table: Table, manifest: Manifest, schema: pa.Schema | None = None) -> str:
+    """Return the data set card, whose front matter makes `datasets.load_dataset(folder)` work.
+
+    `schema` has the columns of a copy, if they are not those of the table.
+    """
+    schema = schema or table.schema
+    doc = {field.name: (field.metadata or {}).get(b"doc", b"").decode() for field in schema}
     lines = [
         "---",
         "configs:",
@@ -262,7 +267,7 @@ def _card(table: Table, manifest: Manifest) -> str:
         "|---|---|---|---|",
         *(
             f"| `{field.name}` | {field.type} | {'yes' if field.nullable else 'no'} | {doc[field.name]} |"
-            for field in table.schema
+            for field in schema
         ),
         "",
         'Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet(folder + "/data")`,',

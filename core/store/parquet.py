@@ -23,6 +23,7 @@ ROW_GROUP_ROWS = 4096
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 PART_ROW_GROUPS = 64
 _CHUNK_ROWS = 256
+_VERSION = "treadle.schema_version"
 DATA_FOLDER = "data"
 """Folder of the parts: pandas and polars read a folder of parquet files only if it has no other files."""
 
@@ -173,7 +174,12 @@ class TableWriter:
 def _stored_schema(table: Table) -> pa.Schema:
     """Return the schema to store: with kind and version, without column descriptions, whose wording may change."""
     fields = [field.remove_metadata() for field in table.schema]
-    return pa.schema(fields, {"treadle.kind": table.kind, "treadle.schema_version": str(table.version)})
+    return pa.schema(fields, {"treadle.kind": table.kind, _VERSION: str(table.version)})
+
+
+def is_current(table: Table, stored: pa.Schema) -> bool:
+    """Return whether a file with this schema was written with the current version of a table."""
+    return (stored.metadata or {}).get(_VERSION.encode()) == str(table.version).encode()
 
 
 def _row_bytes(row: Mapping[str, Any]) -> int:

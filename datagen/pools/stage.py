@@ -43,7 +43,7 @@ POOLS_STAGE = Stage(
     telemetry=(ROLLOUT_TELEMETRY,),
     run=run,
     work=work,
-    journal_format=2,
+    journal_format=3,
     jobs=POOL_JOBS,
     num_shards=lambda settings: settings.options.shards,
 )

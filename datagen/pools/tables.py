@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from treadle.core.tables import JOB, Table, column, renamed
-from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.core.tables import JOB, STRINGS, Table, column, object_items, renamed, required, value_items
+from treadle.environments.rollouts.tables import ROLLOUTS, TRAJECTORY_FORMS
+
+_USAGE = object_items(
+    "role",
+    required("calls", pa.int64()),
+    required("prompt_tokens", pa.int64()),
+    required("completion_tokens", pa.int64()),
+)
+
 
 POOLS = Table(
     "pools",
@@ -45,6 +53,13 @@ POOLS = Table(
         ]
     ),
     "Judged trajectories of the flywheel: initial rollouts, and those that operators made from them.",
+    parsed={
+        **TRAJECTORY_FORMS,
+        "judge": pa.struct([required("method", pa.string()), required("raw", STRINGS), pa.field("error", pa.string())]),
+        "prompts": value_items("prompt", required("digest", pa.string())),
+        "models": value_items("role", required("model", pa.string())),
+        "usage": _USAGE,
+    },
 )
 
 
@@ -74,6 +89,7 @@ POOL_QUESTIONS = Table(
         ]
     ),
     "Result of the flywheel per question.",
+    parsed={"usage": _USAGE},
 )
 
 
@@ -101,4 +117,5 @@ POOL_EVENTS = Table(
     ),
     "Every application of an operator with its result, and initial rollouts that gave no trajectory.",
     required=False,
+    parsed={"usage": _USAGE},
 )

@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from treadle.core.tables import STRINGS, Table, column
-from treadle.environments.rollouts.tables import TOOL_COUNTS
+from treadle.core.tables import STRINGS, Table, column, required
+from treadle.environments.rollouts.tables import TOOL_COUNTS, tool_schemas
+
+_CALLS = pa.list_(
+    pa.struct([required("id", pa.string()), required("name", pa.string()), required("arguments", pa.string())])
+)
+
+_MESSAGES = pa.list_(
+    pa.struct(
+        [
+            required("role", pa.string()),
+            required("content", pa.string()),
+            pa.field("reasoning", pa.string()),
+            pa.field("tool_calls", _CALLS),
+            pa.field("results", pa.list_(pa.list_(pa.int32()))),
+            pa.field("tool_call_id", pa.string()),
+        ]
+    )
+)
+
 
 SFT_ROWS = Table(
     "sft_rows",
@@ -60,6 +78,7 @@ SFT_ROWS = Table(
         ]
     ),
     "Fine-tuning rows: accepted trajectories, shuffled, with the token ids of prompt and output.",
+    parsed={"messages": _MESSAGES, "tool_schemas": tool_schemas()},
 )
 
 

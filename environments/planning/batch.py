@@ -6,7 +6,7 @@ Ids are those of Agent Foundation Models (arXiv 2508.13167), with the turn in fr
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.agent.contract import Call
@@ -61,17 +61,28 @@ def split_queries(body: str) -> list[str]:
 
 
 def read_calls(
-    text: str, turn: int, parameters: dict[str, str], splitting: Sequence[str], *, several: bool = True
+    text: str,
+    turn: int,
+    parameters: Mapping[str, str],
+    splitting: Sequence[str],
+    *,
+    several: bool = True,
+    unavailable: Sequence[TagMatch] = (),
 ) -> tuple[Call, ...]:
     """Return the calls of a turn in the order of the text.
 
     `parameters` holds the argument of each tag that calls a tool, `splitting` the tags whose text may be several
-    queries. A tag without any query is a call with an error. Without `several`, only the first tag counts.
+    queries, `unavailable` the tags of the text that call tools which are not there: these, and tags without any query,
+    are calls with an error. Without `several`, only the first tag counts.
     """
     calls: list[Call] = []
-    tags = find_tags(text, list(parameters))
+    tags = sorted([*find_tags(text, list(parameters)), *unavailable], key=lambda tag: tag.start)
     for index, tag in enumerate(tags if several else tags[:1]):
         id = f"t{turn}.call_{tag.name}_{index}"
+        if tag.name not in parameters:
+            error = f"there is no tool {tag.name} here; tools: {', '.join(parameters) or 'none'}"
+            calls.append(Call(id, tag.name, {"input": tag.body.strip()}, error))
+            continue
         queries = split_queries(tag.body) if tag.name in splitting else [tag.body.strip()]
         if not any(queries):
             calls.append(Call(id, tag.name, {parameters[tag.name]: ""}, EMPTY_CALL))
@@ -81,11 +92,15 @@ def read_calls(
     return tuple(calls)
 
 
-def end_of_batch(text: str, words: Sequence[str]) -> int:
-    """Return where the first tags that directly follow each other end, white space apart; 0 without a tag."""
-    tags = find_tags(text, words)
+def end_of_batch(text: str, words: Sequence[str], others: Sequence[str] = ()) -> int:
+    """Return where the first tags that directly follow each other end, white space apart; 0 without a tag.
+
+    The first one is of `words`; those of `others` may follow.
+    """
     end = 0
-    for tag in tags:
+    for tag in find_tags(text, [*words, *others]):
+        if not end and tag.name not in words:
+            continue
         if end and (tag.start < end or text[end : tag.start].strip()):
             break
         end = tag.end

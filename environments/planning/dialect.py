@@ -6,18 +6,19 @@ One table per dialect. `mhqa`, `web`, `code` and `all` are the agents of arXiv 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from treadle.agent.contract import Message, ModelTurn, TurnEnd
-from treadle.agent.dialects.base import RESULT, Segment
+from treadle.agent.contract import Call, Message, ModelTurn, TurnEnd
+from treadle.agent.dialects.base import RESULT, TEXT, Segment
 from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import TagDialect, neutralise
-from treadle.environments.planning.batch import end_of_batch, find_tags, read_calls
+from treadle.environments.planning.batch import TagMatch, end_of_batch, find_tags, read_calls
 from treadle.environments.planning.graph import MAX_NODES, Plan
 from treadle.environments.planning.plan_text import parse_plan
+from treadle.environments.planning.planned import PlannedCall, plan_calls, planned_calls
 from treadle.environments.planning.violations import violations
 
 DialectName = Literal["mhqa", "gap", "web", "code", "all", "search-r1"]
@@ -32,7 +33,7 @@ _CALL = {
     "code": Tag("code", is_tool=True, parameter="code"),
     "visual_inspector": Tag("visual_inspector", is_tool=True, parameter="request"),
 }
-_SPLITTING = ("wiki_search", "search")
+SPLITTING = ("wiki_search", "search")
 """Tags whose text may be several queries joined by a bar."""
 _TOOLS: Mapping[DialectName, tuple[str, ...]] = {
     "mhqa": ("wiki_search",),
@@ -129,10 +130,10 @@ class PlanningDialect(TagDialect):
         if (answer := text.find(self.by_name[self.answer].closing)) >= 0:
             ends.append(answer + len(self.by_name[self.answer].closing))
         if self.several:
-            ends.append(end_of_batch(text, self.tools))
+            ends.append(end_of_batch(text, self.tools, self._away))
         else:
             ends += [tag.end for tag in find_tags(text, self.tools)[:1]]
-        if self.runs_plans and (found := self.find_plan(text)) is not None and found[0].is_run:
+        if self.run_plan(text) is not None and (found := self.find_plan(text)) is not None:
             ends.append(found[1])
         return min(filter(None, ends), default=None)
 
@@ -155,13 +156,57 @@ class PlanningDialect(TagDialect):
         return parse_plan(body, self.plan_tools, max_nodes=self.max_nodes)
 
     def read(self, text: str, number: int, ended: TurnEnd, *, is_empty: bool = False) -> ModelTurn:
-        """See `Dialect`. A turn that ends with an answer has no calls."""
-        answer = self.by_name[self.answer].closing
-        calls = ()
-        if not text.rstrip().endswith(answer):
-            parameters = {name: self.by_name[name].parameter for name in self.tools}
-            calls = read_calls(text, number, parameters, self.splitting, several=self.several)
+        """See `Dialect`. A turn that ends with an answer has no calls; one without tags has those of a run plan.
+
+        Queries still have the names of their tasks, and texts their places: the plan may be that of an earlier turn.
+        """
+        calls: tuple[Call, ...] = ()
+        if not text.rstrip().endswith(self.by_name[self.answer].closing):
+            calls = read_calls(
+                text,
+                number,
+                self._parameters,
+                self.splitting,
+                several=self.several,
+                unavailable=self._unavailable(text),
+            )
+            if not calls and (plan := self.run_plan(text)) is not None:
+                calls = tuple(one.call for one in plan_calls(plan, number, self.plan_tools, self._parameters))
         return ModelTurn(text, number, ended, is_empty, calls)
+
+    @cached_property
+    def _parameters(self) -> dict[str, str]:
+        return {name: self.by_name[name].parameter for name in self.tools}
+
+    @cached_property
+    def _away(self) -> tuple[str, ...]:
+        """Tags of tools that are not in the table."""
+        return tuple(word for word in _CALL if word not in self.by_name)
+
+    def _unavailable(self, text: str) -> list[TagMatch]:
+        """Return calls of tools of these papers that are not in the table; in thoughts such tags are text."""
+        if not any(f"</{word}>" in text for word in self._away):
+            return []
+        found = []
+        for piece in self.segments(text):
+            if piece.kind == TEXT:
+                found += [
+                    replace(tag, start=tag.start + piece.start, end=tag.end + piece.start)
+                    for tag in find_tags(piece.text, self._away)
+                ]
+        return found
+
+    def planned(self, turn: ModelTurn, plan: Plan | None, done: Collection[str] = ()) -> tuple[PlannedCall, ...]:
+        """Return the calls of a turn with their tasks; `plan` is the last one, and `done` its tasks with results."""
+        own = self.run_plan(turn.text)
+        if own is not None and not find_tags(turn.text, self.tools):
+            return plan_calls(own, turn.number, self.plan_tools, self._parameters)
+        return planned_calls(turn.calls, plan, done)
+
+    def run_plan(self, text: str) -> Plan | None:
+        """Return the plan of a turn if it is run as a whole."""
+        found = self.find_plan(text) if self.runs_plans else None
+        return found[0] if found is not None and found[0].is_run else None
 
     def has_answer(self, turn: ModelTurn) -> bool:
         """See `Dialect`."""
@@ -170,8 +215,8 @@ class PlanningDialect(TagDialect):
     def result(self, text: str, call: str = "") -> Message:
         """See `Dialect`. The first line names the call, so that results need no order."""
         tag = self.by_name[RESULT]
-        label = f"[{call}]\n" if call else ""
-        return Message(f"\n{tag.opening}\n{label}{neutralise(text, self)}\n{tag.closing}\n\n", "block")
+        inner = neutralise(f"[{call}]\n{text}" if call else text, self)
+        return Message(f"\n{tag.opening}\n{inner}\n{tag.closing}\n\n", "block")
 
     def is_acted_on(self, segment: Segment) -> bool:
         """See `Dialect`."""
@@ -215,7 +260,7 @@ def planning_dialect(
     return PlanningDialect(
         tags=tags,
         successors=_successors(name, [*active, *others]),
-        splitting=tuple(tag for tag in active if tag in _SPLITTING),
+        splitting=tuple(tag for tag in active if tag in SPLITTING),
         several=several,
         runs_plans=runs_plans,
         plan_tools=names,

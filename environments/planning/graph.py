@@ -6,6 +6,7 @@ Papers: arXiv 2510.25320, section 3 (graph-based planning).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -164,9 +165,8 @@ def checked_plan(
 
 
 def _duplicates(nodes: Sequence[PlanNode]) -> list[PlanProblem]:
-    seen: set[str] = set()
-    twice = dict.fromkeys(node.id for node in nodes if node.id in seen or seen.add(node.id))
-    return [PlanProblem("duplicate_id", f"two tasks are called {id}", (id,)) for id in twice]
+    counts = Counter(node.id for node in nodes)
+    return [PlanProblem("duplicate_id", f"two tasks are called {id}", (id,)) for id in counts if counts[id] > 1]
 
 
 def _bad_dependencies(nodes: Sequence[PlanNode]) -> list[PlanProblem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -115,6 +116,12 @@ def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory)
         "model_seconds": usage.model_seconds,
         "tool_seconds": usage.tool_seconds,
         "seconds_by_tool": seconds_by_tool(trajectory.calls),
+        "turns": [asdict(turn) for turn in usage.turns],
+        "call_times": [
+            {"id": call.id, "started_s": call.started_s, "seconds": call.seconds}
+            for call in trajectory.calls
+            if call.executed and call.id
+        ],
         "num_requests": usage.num_requests,
         "num_retries": usage.num_retries,
         "endpoint": usage.endpoint,

@@ -41,7 +41,7 @@ ROLLOUTS_STAGE = Stage(
     telemetry=(ROLLOUT_TELEMETRY,),
     run=run,
     work=work,
-    journal_format=2,
+    journal_format=3,
     jobs=ROLLOUT_JOBS,
     num_shards=lambda settings: settings.options.shards,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from treadle.core.tables import JOB, STRINGS, Table, column
+from treadle.core.tables import JOB, PARTS_OBJECT, STRINGS, Table, column, json_text, required
 
 _SAMPLES = pa.list_(
     pa.struct(
@@ -55,12 +55,76 @@ _TOOL_SECONDS = pa.list_(
 )
 
 
+_CALL_TIMES = pa.list_(
+    pa.struct([required("id", pa.string()), required("started_s", pa.float64()), required("seconds", pa.float64())])
+)
+
+
+_TURN_USAGE = pa.list_(
+    pa.struct(
+        [
+            required("prompt_tokens", pa.int64()),
+            required("completion_tokens", pa.int64()),
+            required("model_seconds", pa.float64()),
+            required("tool_seconds", pa.float64()),
+        ]
+    )
+)
+
+
 TURN_REWARDS = column(
     "turn_rewards",
     pa.list_(pa.float64()),
     "reward of each turn from the environment, null for turns without one; empty if no turn has one",
     null_items=True,
 )
+
+
+SEGMENTS = pa.list_(
+    pa.struct(
+        [
+            required("kind", pa.string()),
+            required("text", pa.string()),
+            required("start", pa.int32()),
+            required("end", pa.int32()),
+        ]
+    )
+)
+"""Parsed type of segments."""
+
+
+def tool_schemas(*marks: pa.Field) -> pa.DataType:
+    """Return the parsed type of tools by their schemas, in which `parameters` are a JSON schema as text."""
+    return pa.list_(
+        pa.struct(
+            [required("name", pa.string()), required("description", pa.string()), json_text("parameters"), *marks]
+        )
+    )
+
+
+TRAJECTORY_FORMS = {
+    "first_messages": pa.list_(pa.struct([required("role", pa.string()), required("content", pa.string())])),
+    "tool_schemas": tool_schemas(pa.field("added", pa.bool_())),
+    "segments": SEGMENTS,
+    "outcome": pa.struct(
+        [pa.field("reward", pa.float64()), pa.field("success", pa.bool_()), pa.field("parts", PARTS_OBJECT)]
+    ),
+    "tool_calls": pa.list_(
+        pa.struct(
+            [
+                pa.field("id", pa.string()),
+                required("tool", pa.string()),
+                required("argument", pa.string()),
+                required("status", pa.string()),
+                required("turn", pa.int32()),
+                required("result_chars", pa.int64()),
+                pa.field("note", pa.string()),
+                pa.field("sources", STRINGS),
+            ]
+        )
+    ),
+}
+"""Parsed types of columns that `rollouts` and `pools` share."""
 
 
 ROLLOUTS = Table(
@@ -130,7 +194,7 @@ ROLLOUTS = Table(
             column(
                 "tool_calls",
                 pa.string(),
-                "JSON list of {tool, argument, status, turn, result_chars}, with a note if there is one",
+                "JSON list of {tool, argument, status, turn, result_chars}, with id, note and sources if there are any",
             ),
             column("num_turns", pa.int32(), "generation calls that made it"),
             column("calls_requested", pa.int32(), "tool calls that the agent requested"),
@@ -151,12 +215,13 @@ ROLLOUTS = Table(
         ]
     ),
     "Trajectories of an agent, nothing scored.",
+    parsed=TRAJECTORY_FORMS,
 )
 
 
 ROLLOUT_TELEMETRY = Table(
     "rollout_telemetry",
-    5,
+    6,
     ("rollout_key",),
     pa.schema(
         [
@@ -171,6 +236,18 @@ ROLLOUT_TELEMETRY = Table(
                 _TOOL_SECONDS,
                 "calls that ran and their seconds by tool, as named in `tools` of the rollout; without calls before a "
                 "restart",
+            ),
+            column(
+                "turns",
+                _TURN_USAGE,
+                "tokens of each request in order, seconds until its answer, and seconds of the calls in it; without "
+                "the turns of a prefix",
+            ),
+            column(
+                "call_times",
+                _CALL_TIMES,
+                "calls that ran, by their ids: seconds from the first call of the turn to their start, and how long "
+                "they took; without calls before a restart",
             ),
             column("num_requests", pa.int32(), "requests that were answered"),
             column("num_retries", pa.int32(), "requests that were sent again"),

@@ -34,7 +34,7 @@ from treadle.core.gather import gather_or_cancel
 from treadle.environments.tools.registry import check_names
 from treadle.web.pages.control_tokens import without_tokens
 
-OnLimit = Literal["notice", "silent", "stop"]
+OnLimit = Literal["notice", "silent", "stop", "refuse"]
 
 TOOLS_UNIT = "tools"
 """Cached unit with the tools that the model was told of before its first turn."""
@@ -49,7 +49,8 @@ class CallLimits:
     Attributes:
         of_entry: Function that returns the most executed calls of each tool of an entry; None means no limit.
         total: Most executed calls over all tools; None means no limit.
-        on_limit: Reaction to a call over a limit; see `QuestionSettings.on_limit`.
+        on_limit: Reaction to a call over a limit; see `QuestionSettings.on_limit`. With `refuse` a result says so, each
+            time.
     """
 
     of_entry: Callable[[str], int | None]
@@ -156,7 +157,7 @@ class EpisodeCalls:
         is_native = self.dialect.ends_every_turn
         calls = turn.calls
         outcomes: dict[str, ToolOutcome] = {}
-        if is_native or self.recorded:
+        if is_native or self.recorded or any(call.error for call in calls):
             for call in calls:
                 if (settled := self._recorded(call) or self._unreadable(call)) is not None:
                     outcomes[call.id] = settled
@@ -172,7 +173,7 @@ class EpisodeCalls:
                 notice, is_last = refusals[call.id]
                 ends = ends or is_last
                 outcomes[call.id] = ToolOutcome("refused", notice)
-            record = _record(call, turn.number, outcomes[call.id])
+            record = record_of(call, turn.number, outcomes[call.id])
             earlier = self.recorded.get(call.id)
             if earlier is not None and (earlier.status, earlier.text) == (record.status, record.text):
                 record = earlier  # times differ when a call is made again
@@ -186,16 +187,19 @@ class EpisodeCalls:
     async def _run_all(self, calls: Sequence[Call], turn: ModelTurn, context: StepContext) -> Sequence[ToolOutcome]:
         if not calls:
             return ()
-        log = context.log or (turn.text,)
-        told = CallContext(self._question, log, context.seed, context.budget_s, self._route)
-        jobs = [
-            self._tools[self._entries[call.tool]].call(
-                call.tool, call.arguments, deadline=context.deadline, context=told
-            )
-            for call in calls
-        ]
+        jobs = [self._call(call, turn, context) for call in calls]
         # Most turns have one call, which needs no task of its own.
         return [await jobs[0]] if len(jobs) == 1 else await gather_or_cancel(jobs)
+
+    async def _call(self, call: Call, turn: ModelTurn, context: StepContext) -> ToolOutcome:
+        """Run one call that is allowed and can be read."""
+        told = CallContext(self._question, context.log or (turn.text,), context.seed, context.budget_s, self._route)
+        tools = self._tools[self._entries[call.tool]]
+        return await tools.call(call.tool, call.arguments, deadline=context.deadline, context=told)
+
+    async def _run_again(self, call: Call, turn: ModelTurn, context: StepContext) -> ToolOutcome:
+        """Run a recorded call again, to bring its tool into the state after it."""
+        return await self._call(call, turn, context)
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Bring the tools into the state after recorded calls.
@@ -211,8 +215,7 @@ class EpisodeCalls:
                 continue
             if resume == "restart":
                 raise EpisodeDiverged(f"the state of {record.tool} is gone")
-            (outcome,) = await self._run_all([calls[record.id]], turn, context)
-            again = _record(calls[record.id], turn.number, outcome)
+            again = record_of(calls[record.id], turn.number, await self._run_again(calls[record.id], turn, context))
             if (again.status, again.text) != (record.status, record.text):
                 raise EpisodeDiverged(f"a recorded call of {record.tool} had another outcome when it was made again")
         self.count(observation.calls)
@@ -250,7 +253,7 @@ class EpisodeCalls:
         resume = "stateless" if entry is None else self.sources[entry].resume
         if resume == "restart" and record.executed:
             raise EpisodeDiverged(f"the state of {call.tool} is gone")
-        return _outcome(record) if resume == "stateless" else None
+        return outcome_of(record) if resume == "stateless" else None
 
     def _unreadable(self, call: Call) -> ToolOutcome | None:
         """Return the outcome of a call that cannot be made as the model wrote it; None for others."""
@@ -277,7 +280,11 @@ class EpisodeCalls:
             text = EMPTY_RESULT if record.executed else _NOT_RUN
         if self._added_tokens and (record.sources or self.dialect.ends_every_turn):
             text = without_tokens(text, self._added_tokens)
-        return self.dialect.result(text, record.id)
+        return self.dialect.result(text, self._label(record))
+
+    def _label(self, record: CallRecord) -> str:
+        """Return what a result is called."""
+        return record.id
 
     def _refusals(self, calls: Sequence[Call]) -> dict[str, tuple[str, bool]]:
         """Return the notice for each call over a limit, by id, and whether the call ends the rollout."""
@@ -315,7 +322,7 @@ class EpisodeCalls:
         return None
 
 
-def _outcome(record: CallRecord) -> ToolOutcome:
+def outcome_of(record: CallRecord) -> ToolOutcome:
     """Return the outcome that a record was made of."""
     return ToolOutcome(
         record.status,
@@ -329,7 +336,8 @@ def _outcome(record: CallRecord) -> ToolOutcome:
     )
 
 
-def _record(call: Call, turn: int, outcome: ToolOutcome) -> CallRecord:
+def record_of(call: Call, turn: int, outcome: ToolOutcome) -> CallRecord:
+    """Return the ledger entry of a call and its outcome."""
     return CallRecord(
         call.tool,
         call.text,

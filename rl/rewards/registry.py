@@ -17,7 +17,9 @@ REWARDS = Registry(
     shipped={
         "efficiency": "treadle.rl.rewards.efficiency:EfficiencyReward",
         "em": "treadle.rl.rewards.em:EmReward",
+        "judge": "treadle.rl.rewards.judge:JudgeReward",
         "outcome": "treadle.rl.rewards.outcome:OutcomeReward",
+        "planning": "treadle.rl.rewards.planning:PlanningReward",
     },
     methods={"rewards": "rewards(group)"},
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from treadle.core.tables import PARTS, Table, column
-from treadle.environments.rollouts.tables import TURN_REWARDS
+from treadle.environments.rollouts.tables import SEGMENTS, TURN_REWARDS
 
 RL_ROLLOUTS = Table(
     "rl_rollouts",
@@ -48,6 +48,7 @@ RL_ROLLOUTS = Table(
     ),
     "Rollouts of the reinforcement of a policy, with all parts of their rewards.",
     required=False,
+    parsed={"segments": SEGMENTS},
 )
 
 
@@ -65,7 +66,7 @@ _ENVIRONMENTS = pa.list_(
 
 RL_LOG = Table(
     "rl_log",
-    5,
+    6,
     ("step",),
     pa.schema(
         [
@@ -86,6 +87,19 @@ RL_LOG = Table(
             column("num_rollouts", pa.int64(), "rollouts of the step"),
             column("num_groups", pa.int64(), "groups of the step"),
             column("num_equal_groups", pa.int64(), "groups with equal rewards, which give no gradient"),
+            column("num_draws", pa.int64(), "draws of questions; null without dynamic sampling", nullable=True),
+            column(
+                "num_dropped_groups",
+                pa.int64(),
+                "groups that it dropped for equal rewards; null without dynamic sampling",
+                nullable=True,
+            ),
+            column(
+                "num_surplus_groups",
+                pa.int64(),
+                "groups with different rewards that it did not need; null without dynamic sampling",
+                nullable=True,
+            ),
             column("loss", pa.float64(), "policy loss; null if none is logged", nullable=True),
             column("entropy", pa.float64(), "mean entropy of the policy; null if none is logged", nullable=True),
             column("learning_rate", pa.float64(), "at this step; null if none is logged", nullable=True),

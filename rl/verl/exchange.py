@@ -24,17 +24,33 @@ from treadle.rl.verl.rows import DATA_SOURCES, VERL_COLUMNS, domain_of, gold_ans
 
 TRAIN_FILE = "data/train.parquet"
 SOURCES_FILE = "questions.toml"
+_CARD = """---
+configs:
+- config_name: default
+  data_files: "data/*.parquet"
+---
+
+# Rows for reinforcement learning
+
+Questions in verl's schema, in the order of training. `data_source` selects the reward, `prompt` is the question as the
+agent is shown it, `ability` is its domain, `reward_model.ground_truth` are the accepted answers, and `extra_info` has
+the question without instructions, its id and source, its options, and the figures that it was selected by.
+
+Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet(folder + "/data")` or
+`polars.read_parquet(folder + "/data")`; verl reads `data/train.parquet`.
+"""
 _FIELDS = (("source", "dataset"), ("question", "question"), ("answer", "answer"), ("split", "split"))
 
 
 def export_verl(rows: Rows, target: Path, *, origin: Mapping[str, str], replace: bool = False) -> int:
-    """Write a table of `rl_rows` as `data/train.parquet` into a new folder; `origin` goes into `export.json`.
+    """Write a table of `rl_rows` as `data/train.parquet` into a new folder with a card; `origin` is in `export.json`.
 
     Returns the number of rows. Raises ConfigError if `target` is not usable, ArtifactError and StorageError.
     """
     with new_folder(target, replace=replace) as folder:
         (folder / TRAIN_FILE).parent.mkdir()
         num_rows = write_verl(rows.batches(VERL_COLUMNS), folder / TRAIN_FILE)
+        (folder / "README.md").write_text(_CARD, encoding="utf-8")
         facts = {"kind": rows.kind, "format": "verl", "digest": rows.digest, "num_rows": num_rows}
         write_facts(folder, {**facts, **origin})
     return num_rows

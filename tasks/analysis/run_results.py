@@ -5,8 +5,7 @@ Documented in docs/guides/files.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,8 +13,8 @@ import pyarrow as pa
 from treadle.core.errors import RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
-from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
+from treadle.core.store.json_columns import parsed_schema
 from treadle.core.tables import find_table
 from treadle.report.summary import label_prefixes
 from treadle.tasks.analysis.action_space import (
@@ -28,13 +27,22 @@ from treadle.tasks.analysis.action_space import (
     encoder_of,
 )
 from treadle.tasks.analysis.row_table import RowTable
+from treadle.tasks.analysis.run_tables import (
+    ASKED,
+    asked_of,
+    joined,
+    kinds_of,
+    known_table,
+    records_with,
+    scored_of,
+    table_of,
+)
 from treadle.tasks.analysis.shown import RunTrajectory, run_html
 from treadle.tasks.inspection.lineage import find_rollout
 
-ASKED = ("question", "choices", "answers", "split")
-"""Columns of `questions` that are joined to trajectories; `answers` are the accepted gold answers."""
 JUDGED = ("prediction", "correct", "score", "is_reward", "efficiency", "scorer", "parts", "error")
 """Columns of `scores` that are joined to rollouts; `error` becomes `score_error`."""
+SCORE_ERROR = "score_error"
 INSTANCE = "instance"
 """Column with the address of the instance that made a row."""
 TOKENS = "samples"
@@ -92,11 +100,11 @@ class RunResults:
         model or column, or if no rollouts have finished.
         """
         parts = []
-        for record in self._records("rollouts", iteration):
-            table = _whole(self.run, record, "rollouts", hidden=(TOKENS,), wanted=columns)
-            table = _joined(table, "question_key", self._asked(record), ASKED)
-            scored = self.run.record(replace(Address.parse(record.address), stage="scores"))
-            table = _joined(table, "rollout_key", self._judged(scored), JUDGED, rename={"error": "score_error"})
+        loaded = _loaded("rollouts", columns, added=(*ASKED, *JUDGED, SCORE_ERROR), keys=("question_key", "model"))
+        for record in records_with(self.run, "rollouts", iteration):
+            table = _whole(self.run, record, "rollouts", loaded)
+            table = joined(table, "question_key", asked_of(self.run, record), ASKED)
+            table = joined(table, "rollout_key", self._judged(record), JUDGED, error=SCORE_ERROR)
             parts.append(table)
         return _selected(parts, "rollouts", self.run, model=model, columns=columns)
 
@@ -105,28 +113,30 @@ class RunResults:
 
         The columns are those of `treadle export trajectories`; errors are as for `rollouts`.
         """
-        from treadle.tasks.analysis.trajectories import READ, with_measures
+        from treadle.tasks.analysis.trajectories import SCHEMA, trajectory_batches
 
-        rows = self.rollouts(model=model, iteration=iteration, columns=READ).to_arrow()
-        return RowTable(with_measures(rows, self.run))
+        batches = trajectory_batches(self.run, model=model, iteration=iteration)
+        return RowTable(pa.Table.from_batches(list(batches), schema=SCHEMA))
 
     def pools(self, *, iteration: int | None = None, columns: Sequence[str] | None = None) -> RowTable:
         """Return the trajectories of pools, with their verdicts, joined with questions and gold answers."""
         parts = []
-        for record in self._records("pools", iteration):
-            table = _whole(self.run, record, "pools", hidden=(TOKENS,), wanted=columns)
-            parts.append(_joined(table, "question_key", self._asked(record), ASKED))
+        loaded = _loaded("pools", columns, added=ASKED, keys=("question_key",))
+        for record in records_with(self.run, "pools", iteration):
+            table = _whole(self.run, record, "pools", loaded)
+            parts.append(joined(table, "question_key", asked_of(self.run, record), ASKED))
         return _selected(parts, "pools", self.run, columns=columns)
 
     def table(self, kind: str, *, iteration: int | None = None, columns: Sequence[str] | None = None) -> RowTable:
-        """Return all rows of a kind of table as stored, with the instance that made each; see docs/reference/tables.md.
+        """Return all rows of a kind of table, with the instance that made each; see docs/reference/tables.md.
 
-        Columns that are hidden from models are loaded only by name. Raises RunError for an unknown table or column, or
-        if the run has none.
+        Columns of JSON text with a fixed form are lists and structs. Columns that are hidden from models are loaded
+        only by name. Raises RunError for an unknown table or column, or if the run has none.
         """
         if find_table(kind) is None:
-            raise RunError(f"there is no table {kind!r}; this run has {', '.join(self._kinds()) or 'none'}")
-        parts = [_whole(self.run, record, kind, wanted=columns) for record in self._records(kind, iteration)]
+            raise RunError(f"there is no table {kind!r}; this run has {', '.join(kinds_of(self.run)) or 'none'}")
+        loaded = _loaded(kind, columns)
+        parts = [_whole(self.run, record, kind, loaded) for record in records_with(self.run, kind, iteration)]
         return _selected(parts, kind, self.run, columns=columns)
 
     def report(self, *, iteration: int | None = None) -> RowTable:
@@ -156,7 +166,7 @@ class RunResults:
         texts are compared by their letters. Equal arguments give equal points on one machine. Raises ConfigError,
         RunError, or DataError if there are too few trajectories.
         """
-        records = self._records("rollouts", iteration)
+        records = records_with(self.run, "rollouts", iteration)
         prefixes = label_prefixes([(Address.parse(one.address), one.outputs["rollouts"].digest) for one in records])
         return action_space(
             [
@@ -171,74 +181,37 @@ class RunResults:
             seed=seed,
         )
 
-    def _kinds(self) -> list[str]:
-        return sorted({kind for record in self.run.records() for kind in record.outputs})
-
-    def _records(self, kind: str, iteration: int | None) -> list[StageRecord]:
-        """Return the results that hold a kind of table, each of equal ones once."""
-        records = self.run.records()
-        chosen = own_results(records) if iteration is None else records
-        found = [
-            record
-            for record in chosen
-            if kind in record.outputs and iteration in (None, Address.parse(record.address).iteration)
-        ]
-        if not found:
-            where = "" if iteration is None else f" in iteration {iteration}"
-            raise RunError(
-                f"run {self.run.run_id} has no finished {kind}{where}; it has {', '.join(self._kinds()) or 'nothing'}"
-            )
-        return found
-
-    def _asked(self, record: StageRecord) -> pa.Table:
-        """Return the questions that a result was made from."""
-        refs = [ref.artifact for ref in record.inputs.get("questions", ())]
-        columns = ["question_key", *ASKED]
-        schema = _schema("questions", columns)
-        return pa.Table.from_batches(
-            [batch for ref in refs for batch in self.run.rows(ref).batches(columns)], schema=schema
-        )
-
-    def _judged(self, scored: StageRecord | None) -> pa.Table:
+    def _judged(self, record: StageRecord) -> pa.Table:
+        """Return the verdicts on the rollouts of a result; no rows without any."""
         columns = ["rollout_key", *JUDGED]
-        schema = _schema("scores", columns)
-        batches: Iterable[pa.RecordBatch] = ()
-        if scored is not None and "scores" in scored.outputs:
-            batches = self.run.rows(scored.outputs["scores"]).batches(columns)
-        return pa.Table.from_batches(list(batches), schema=schema)
+        scored = scored_of(self.run, record)
+        if scored is None:
+            return parsed_schema(known_table("scores"), columns).empty_table()
+        return table_of(self.run, scored, "scores", columns)
 
 
-def _schema(kind: str, columns: Sequence[str]) -> pa.Schema:
-    table = find_table(kind)
-    assert table is not None, "shipped tables are known"
-    return pa.schema([table.schema.field(name) for name in columns])
-
-
-def _whole(
-    run: Run, record: StageRecord, kind: str, *, hidden: Sequence[str] = (), wanted: Sequence[str] | None = None
-) -> pa.Table:
-    """Return all rows of a table with the instance that made them, without `hidden` columns that are not `wanted`."""
-    reader, table = run.rows(record.outputs[kind]), find_table(kind)
-    assert table is not None, "the reader knows the table"
-    kept = [
-        name for name in table.schema.names if name in (wanted or ()) or (name in table.visible and name not in hidden)
-    ]
-    rows = pa.Table.from_batches(list(reader.batches(kept)), schema=_schema(kind, kept))
+def _whole(run: Run, record: StageRecord, kind: str, columns: Sequence[str]) -> pa.Table:
+    """Return these columns of all rows of a table, with the instance that made them."""
+    rows = table_of(run, record, kind, columns)
     return rows.append_column(INSTANCE, pa.array([record.address] * rows.num_rows, pa.string()))
 
 
-def _joined(
-    rows: pa.Table, key: str, others: pa.Table, columns: Sequence[str], rename: dict[str, str] | None = None
-) -> pa.Table:
-    """Return rows with columns of the other row of the same key, null without one; Arrow's own join takes no lists."""
-    places = {value: place for place, value in enumerate(others[key].to_pylist())}
-    indices = pa.array([places.get(value) for value in rows[key].to_pylist()], pa.int64())
-    for name in columns:
-        title = (rename or {}).get(name, name)
-        field = others.schema.field(name).with_name(title).with_nullable(True)
-        found = others[name].take(indices)
-        rows = rows.append_column(field, found) if title not in rows.column_names else rows
-    return rows
+def _loaded(
+    kind: str, wanted: Sequence[str] | None, *, added: Sequence[str] = (), keys: Sequence[str] = ()
+) -> list[str]:
+    """Return the columns to load: the wanted ones and keys; by default all but hidden ones and `TOKENS`.
+
+    `added` are columns that are joined. Raises RunError for a column that is neither.
+    """
+    table = known_table(kind)
+    usual = [name for name in table.visible if not (added and name == TOKENS)]
+    if wanted is None:
+        return usual
+    if unknown := [name for name in wanted if name not in (*table.schema.names, *added, INSTANCE)]:
+        names = dict.fromkeys((*usual, *added, INSTANCE))
+        raise RunError(f"{kind} have no column {unknown[0]!r}; there are {', '.join(names)}")
+    # Without a column of its own a batch has no number of rows.
+    return [name for name in table.schema.names if name in wanted or name in (*keys, *table.key)]
 
 
 def _selected(
@@ -249,7 +222,7 @@ def _selected(
     model: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> RowTable:
-    """Return the parts as one table with the wanted rows and columns; raise RunError for unknown ones."""
+    """Return the parts as one table with the wanted rows and columns; raise RunError for an unknown model."""
     import pyarrow.compute as pc
 
     rows = pa.concat_tables(parts)
@@ -259,7 +232,5 @@ def _selected(
             raise RunError(f"run {run.run_id} has no {kind} of {model!r}; there are those of {', '.join(models)}")
         rows = rows.filter(pc.equal(rows["model"], model))
     if columns is not None:
-        if unknown := [name for name in columns if name not in rows.column_names]:
-            raise RunError(f"{kind} have no column {unknown[0]!r}; there are {', '.join(rows.column_names)}")
         rows = rows.select(list(columns))
     return RowTable(rows)

@@ -1,20 +1,21 @@
-"""Join rollouts with all that is known of them into one table for analysis.
+"""Join rollouts with all that is known of them into one table for analysis, as a stream.
 
-One row per rollout: question, gold answers, prediction, verdict, calls by tool, tokens and seconds.
+One row per rollout: question, gold answers, prediction, verdict, calls by tool, tokens and seconds. Questions are held
+in memory; of the other tables, a row group is. Token ids are never read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from treadle.core.errors import DataError
+from treadle.core.errors import DataError, RunError
+from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY
-from treadle.stages.report import telemetry_rows
+from treadle.tasks.analysis.run_tables import ASKED, asked_of, batches_of, records_with, scored_of
 
 _TOOL_FIELDS = [("tool", pa.string()), ("requested", pa.int32()), ("executed", pa.int32()), ("failed", pa.int32())]
 COLUMNS: Mapping[str, tuple[pa.DataType, str]] = {
@@ -42,64 +43,147 @@ COLUMNS: Mapping[str, tuple[pa.DataType, str]] = {
     "calls": (pa.list_(pa.struct(_TOOL_FIELDS)), "calls by tool"),
     "prompt_tokens": (pa.int64(), "tokens of all prompts"),
     "completion_tokens": (pa.int64(), "sampled tokens"),
-    "tokens_per_turn": (pa.list_(pa.int32()), "tokens that the model sampled in each turn; empty in text mode"),
+    "tokens_per_turn": (pa.list_(pa.int64()), "sampled tokens of each turn; null if it was not measured"),
     "seconds": (pa.float64(), "wall time in the last attempt; null if it was not measured"),
     "model_seconds": (pa.float64(), "waiting for the model"),
     "tool_seconds": (pa.float64(), "in tools"),
-    "seconds_per_turn": (pa.float64(), "mean wall time of a turn"),
+    "seconds_per_turn": (pa.list_(pa.float64()), "seconds of each turn, of the model and in tools; null as above"),
 }
 """Column -> its type and meaning."""
 SCHEMA = pa.schema([pa.field(name, kind, metadata={"doc": doc}) for name, (kind, doc) in COLUMNS.items()])
 _SAME = {"gold": "answers", "right": "correct", "num_calls": "calls_executed", "num_failed_calls": "failed_calls",
          "calls": "tools"}  # fmt: skip
 """Column -> column of rollouts that it is."""
-READ = (
-    "rollout_key", "instance", "model", "dataset", "domain", "split", "environment", "sample_index", "question_key",
-    "question", "answers", "prediction", "correct", "score", "scorer", "status", "truncated", "text", "num_turns",
-    "calls_executed", "failed_calls", "tools", "prompt_tokens", "completion_tokens", "samples",
+_ROLLOUT = (
+    "rollout_key", "model", "dataset", "domain", "environment", "sample_index", "question_key", "status", "truncated",
+    "text", "num_turns", "calls_executed", "failed_calls", "tools", "prompt_tokens", "completion_tokens",
 )  # fmt: skip
-"""Columns of joined rollouts that are read."""
-_MEASURED = ("seconds", "model_seconds", "tool_seconds")
+_VERDICT = ("rollout_key", "prediction", "correct", "score", "scorer")
+_MEASURED = ("rollout_key", "seconds", "model_seconds", "tool_seconds", "turns")
+_NO_ROW: Mapping[str, Any] = {}
 
 
-def with_measures(rows: pa.Table, run: Run) -> pa.Table:
-    """Return one row per rollout with the columns of `COLUMNS`; `rows` are rollouts with the columns `READ`.
+def trajectory_batches(run: Run, *, model: str | None = None, iteration: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield one row per rollout with the columns of `COLUMNS`, each of equal results once.
 
-    Raises DataError if measured times cannot be read; without their file they are null.
+    Verdicts and measured times are null without their tables. Raises RunError if no rollouts have finished or none is
+    of this model, DataError if measured times cannot be read.
     """
-    measured = dict(_measured(run, frozenset(rows["instance"].unique().to_pylist())))
-    batches = [
-        pa.RecordBatch.from_pylist([_row(row, measured) for row in batch.to_pylist()], schema=SCHEMA)
-        for batch in rows.to_batches(max_chunksize=1_024)
-    ]
-    return pa.Table.from_batches(batches, schema=SCHEMA)
+    records = records_with(run, "rollouts", iteration)
+    if model is not None:
+        records = _records_of(run, records, model)
+    for record in records:
+        joiner = _Joiner(run, record)
+        for batch in batches_of(run, record, "rollouts", _ROLLOUT):
+            rows = joiner.joined(batch.to_pylist())
+            if chosen := [row for row in rows if model in (None, row["model"])]:
+                yield pa.RecordBatch.from_pylist(chosen, schema=SCHEMA)
+        joiner.close()
 
 
-def _row(rollout: Mapping[str, Any], measured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    times = measured.get(rollout["rollout_key"], {})
-    row = {name: rollout.get(_SAME.get(name, name), times.get(name)) for name in COLUMNS}
-    turns = rollout["num_turns"]
-    row["seconds_per_turn"] = row["seconds"] / turns if turns and row["seconds"] is not None else None
-    row["tokens_per_turn"] = [count for sample in rollout["samples"] for count in _turn_lengths(sample)]
-    return row
+def _records_of(run: Run, records: Sequence[StageRecord], model: str) -> list[StageRecord]:
+    """Return the results with rollouts of a model; raise RunError if there is none."""
+    models = {
+        record.address: {
+            name
+            for _, group in run.rows(record.outputs["rollouts"]).row_groups(["model"])
+            for name in group["model"].unique().to_pylist()
+        }
+        for record in records
+    }
+    if not (found := [record for record in records if model in models[record.address]]):
+        known = ", ".join(dict.fromkeys(name for names in models.values() for name in sorted(names)))
+        raise RunError(f"run {run.run_id} has no rollouts of {model!r}; there are those of {known}")
+    return found
 
 
-def _turn_lengths(sample: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the number of tokens that the model sampled in each turn; a re-encoded one counts as sampled."""
-    starts = [*sample["turn_starts"], len(sample["ids"])]
-    for start, end in pairwise(starts):
-        yield sum(origin != 0 for origin in sample["origins"][start:end])
+class _Joiner:
+    """What is known of the rollouts of one instance beyond their own table."""
+
+    def __init__(self, run: Run, record: StageRecord) -> None:
+        self._address = record.address
+        self._questions = asked_of(run, record)
+        self._places = {key: place for place, key in enumerate(self._questions["question_key"].to_pylist())}
+        scored = scored_of(run, record)
+        verdicts = batches_of(run, scored, "scores", _VERDICT) if scored is not None else ()
+        self._verdicts = FollowingRows(verdicts, f"scores of {record.address}")
+        self._times = FollowingRows(_measured(run, record), f"times of {record.address}")
+
+    def joined(self, rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows of the joined table for these rollouts, which are the next ones of the instance."""
+        keys = [row["rollout_key"] for row in rollouts]
+        places = pa.array([self._places.get(row["question_key"]) for row in rollouts], pa.int64())
+        asked = self._questions.select(ASKED).take(places).to_pylist()
+        verdicts, times = self._verdicts.take(keys), self._times.take(keys)
+        return [
+            self._row({**question, **verdicts.get(key, _NO_ROW), **row}, times.get(key, _NO_ROW))
+            for key, question, row in zip(keys, asked, rollouts, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Raise DataError if rows that belonged to earlier rollouts turn up at the end."""
+        self._verdicts.close()
+        self._times.close()
+
+    def _row(self, known: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, Any]:
+        row = {name: known.get(_SAME.get(name, name), times.get(name)) for name in COLUMNS}
+        row["instance"] = self._address
+        if (turns := times.get("turns")) is not None:
+            row["tokens_per_turn"] = [turn["completion_tokens"] for turn in turns]
+            row["seconds_per_turn"] = [turn["model_seconds"] + turn["tool_seconds"] for turn in turns]
+        return row
 
 
-def _measured(run: Run, instances: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the times of the rollouts of some instances by their keys; they belong to no artifact."""
-    for record in run.records():
-        if record.address not in instances:
-            continue
-        try:
-            rows = telemetry_rows(record, run, ROLLOUT_TELEMETRY.kind)
-        except (pa.ArrowException, OSError) as error:
-            file = record.telemetry[ROLLOUT_TELEMETRY.kind]
-            raise DataError(f"{file} of run {run.run_id} cannot be read: {error}; delete it to go without") from error
-        for row in rows:
-            yield row["rollout_key"], {name: row[name] for name in _MEASURED}
+class FollowingRows:
+    """Rows about rollouts, in the order of the rollouts, read only as far as they are asked for.
+
+    Some rollouts may have none. At most one batch is held.
+    """
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], name: str) -> None:
+        self._batches = iter(batches)
+        self._name = name
+        self._waiting: dict[str, dict[str, Any]] = {}
+        self._without: set[str] = set()
+
+    @property
+    def num_held(self) -> int:
+        """Rows that were read and not yet asked for."""
+        return len(self._waiting)
+
+    def take(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the rows of the next rollouts by their keys; raise DataError for rows in another order."""
+        wanted = set(keys)
+        found = {key: self._waiting.pop(key) for key in wanted & self._waiting.keys()}
+        # A row that waits belongs to a later rollout, so the wanted ones that are still missing have none.
+        while len(found) < len(wanted) and not self._waiting and (batch := next(self._batches, None)) is not None:
+            self._read(batch, wanted, found)
+        self._without |= wanted - found.keys()
+        return found
+
+    def close(self) -> None:
+        """Read the rest; raise DataError if it has a row of a rollout that was asked for before."""
+        for batch in self._batches:
+            self._read(batch, (), {})
+            self._waiting.clear()
+
+    def _read(self, batch: pa.RecordBatch, wanted: Container[str], found: dict[str, dict[str, Any]]) -> None:
+        for row in batch.to_pylist():
+            key = row["rollout_key"]
+            if key in self._without:
+                raise DataError(f"{self._name}: rollout {key} is not in its place; rerun the stage that wrote them")
+            (found if key in wanted else self._waiting)[key] = row
+
+
+def _measured(run: Run, record: StageRecord) -> Iterator[pa.RecordBatch]:
+    """Yield the measured times of the rollouts of a result; none if they are lost, as they belong to no artifact."""
+    import pyarrow.parquet as pq
+
+    key = record.telemetry.get(ROLLOUT_TELEMETRY.kind)
+    if key is None or not run.storage.exists(key):
+        return
+    try:
+        with run.storage.open(key) as file:
+            yield from pq.ParquetFile(file, pre_buffer=False).iter_batches(1_024, columns=list(_MEASURED))
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{key} of run {run.run_id} cannot be read: {error}; delete it to go without") from error

@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
 
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.artifacts import data_set_card
 from treadle.core.store.exported import new_folder, write_facts
+from treadle.core.store.json_columns import parsed_batches, parsed_schema
 from treadle.core.tables import CHECKPOINTS, TABLES
 from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_paths
+from treadle.tasks.exchange.parquet_parts import write_parts
 
 CARD = "README.md"
 _LICENCE = (
@@ -32,17 +33,18 @@ _LEFT_OUT = "## Left out\n\nColumns that are hidden from models are not in this 
 def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, replace: bool = False) -> dict[str, Any]:
     """Write a table of a result into a new folder that `datasets.load_dataset` reads; return a summary.
 
-    Hidden columns are left out, and the card says so.
+    Columns of JSON text with a fixed form become lists and structs. Hidden columns are left out, and the card says so.
 
-    Raises RunError if the instance has no table of this kind, ArtifactError for a file that has changed, ConfigError if
-    `target` cannot be used (see `new_folder`), StorageError.
+    Raises RunError if the instance has no table of this kind, ArtifactError for a file that has changed or text
+    that does not have its declared form, ConfigError if `target` cannot be used (see `new_folder`), StorageError.
     """
     if kind not in record.outputs:
         raise RunError(f"{record.address} made no {kind}; it made {', '.join(record.outputs)}")
     if kind == CHECKPOINTS.kind:
         raise RunError(f"{record.address} made a model; write it with `treadle export model`")
     rows = run.rows(record.outputs[kind])
-    hidden = sorted(TABLES[kind].hidden)
+    table = TABLES[kind]
+    hidden = sorted(table.hidden)
     chain = origins(run, record, kind)
     facts: dict[str, Any] = {
         "kind": kind,
@@ -52,37 +54,26 @@ def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, re
         "num_rows": rows.num_rows,
         **({"left_out": hidden} if hidden else {}),
     }
+    columns, schema = table.visible, parsed_schema(table, table.visible)
+    is_changed = bool(hidden or table.parsed)
     with new_folder(target, replace=replace) as folder:
         for entry in rows.manifest.files:
-            copy_checked(run, rows, entry.name, folder / entry.name)
-            if hidden and entry.name.endswith(".parquet"):
-                _leave_out(folder / entry.name, hidden)
-        card = run.storage.get(f"{record.outputs[kind].folder}/{CARD}") or b""
+            if not (is_changed and entry.name.endswith(".parquet")):
+                copy_checked(run, rows, entry.name, folder / entry.name)
+        if is_changed:
+            write_parts(parsed_batches(rows.batches(columns), table, columns), schema, folder)
+        card = data_set_card(table, rows.manifest, schema)
         parts = [
-            card.decode("utf-8", "replace").rstrip(),
+            card.rstrip(),
             *([_LEFT_OUT.format(names=", ".join(f"`{name}`" for name in hidden))] if hidden else []),
             origin_text(chain),
             "## Settings\n\n" + json_block(without_paths(record.settings)),
             _LICENCE,
         ]
         (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        num_files = sum(path.is_file() for path in folder.rglob("*")) - 1
         write_facts(folder, {**facts, "made_of": [origin.as_dict() for origin in chain]})
-    return {**facts, "folder": str(target), "num_files": len(rows.manifest.files)}
-
-
-def _leave_out(path: Path, hidden: Sequence[str]) -> None:
-    """Write a parquet file again without some of its columns, one row group at a time."""
-    import pyarrow.parquet as pq
-
-    whole = path.with_suffix(".whole")
-    path.rename(whole)
-    with pq.ParquetFile(whole) as parquet:
-        kept = [name for name in parquet.schema_arrow.names if name not in hidden]
-        schema = pa.schema([parquet.schema_arrow.field(name) for name in kept])
-        with pq.ParquetWriter(path, schema) as writer:
-            for group in range(parquet.num_row_groups):
-                writer.write_table(parquet.read_row_group(group, columns=kept))
-    whole.unlink()
+    return {**facts, "folder": str(target), "num_files": num_files}
 
 
 def copy_checked(run: Run, rows: ArtifactReader, name: str, target: Path) -> None:

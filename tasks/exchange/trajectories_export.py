@@ -8,10 +8,8 @@ from typing import Any
 from treadle.core.errors import RunError
 from treadle.core.runs.run import Run
 from treadle.core.store.exported import new_folder, write_facts
-from treadle.tasks.analysis.run_results import RunResults
-from treadle.tasks.analysis.trajectories import COLUMNS
-
-_FILE = "data/trajectories.parquet"
+from treadle.tasks.analysis.trajectories import COLUMNS, SCHEMA, trajectory_batches
+from treadle.tasks.exchange.parquet_parts import write_parts
 
 
 def export_trajectories(
@@ -19,18 +17,16 @@ def export_trajectories(
 ) -> dict[str, Any]:
     """Write `trajectories` as a data set into a new folder, whose parquet is in `data/`; return a summary.
 
-    Raises RunError if no rollouts have finished, ConfigError and StorageError as `new_folder` does.
+    Holds a row group in memory. Raises RunError if no rollouts have finished, DataError and ArtifactError for damaged
+    files, ConfigError and StorageError as `new_folder` does.
     """
-    import pyarrow.parquet as pq
-
-    rows = RunResults(run).trajectories(model=model, iteration=iteration).to_arrow()
-    if not rows.num_rows:
-        raise RunError(f"run {run.run_id} has no rollouts")
-    facts = {"kind": "trajectories", "run": run.run_id, "num_rows": rows.num_rows}
     with new_folder(target, replace=replace) as folder:
-        (folder / _FILE).parent.mkdir()
-        pq.write_table(rows, folder / _FILE, compression="zstd")
-        (folder / "README.md").write_text(_card(run.run_id, rows.num_rows), encoding="utf-8")
+        batches = trajectory_batches(run, model=model, iteration=iteration)
+        num_rows = write_parts(batches, SCHEMA, folder)
+        if not num_rows:
+            raise RunError(f"run {run.run_id} has no rollouts")
+        (folder / "README.md").write_text(_card(run.run_id, num_rows), encoding="utf-8")
+        facts = {"kind": "trajectories", "run": run.run_id, "num_rows": num_rows}
         write_facts(folder, facts)
     return {**facts, "folder": str(target)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -10,15 +11,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from support.runs.command_line import tutor
+from support.tables.table_readers import assert_all_read, says_the_same
 
-from treadle.api import evaluate, open_run, run_flow
+from treadle.api import evaluate, open_run, run_flow, run_stage
 from treadle.core.errors import ConfigError, DataError, RunError
 from treadle.core.tables import TABLES
 from treadle.demo.world_files import write_world
 from treadle.tasks.analysis.run_results import RunResults
 from treadle.tasks.evaluation import EvalOptions
+from treadle.tasks.exchange.dataset_export import export_dataset
 
 CONFIG = """
 [flow]
@@ -169,17 +173,26 @@ async def test_evaluate_measures_a_model_on_a_file_of_questions(tmp_path: Path) 
     assert len(frame) == 4 and frame["correct"].all() and set(frame["dataset"]) == {"mine"}
 
 
+def test_run_stage_runs_one_stage_alone(
+    run: RunResults, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(run.run.storage.location(""))
+    monkeypatch.chdir(root.parent)
+    with pytest.raises(ConfigError, match="did you mean 'base'"):
+        run_stage("1/rollouts@bse", "first", root=root)
+    before = {one.address: one.attempt for one in run.run.records()}
+    again = run_stage("1/questions", "first", root=root, force=True, quiet=True)
+    after = {one.address: one.attempt for one in again.run.records()}
+    assert after == before | {"1/questions": before["1/questions"] + 1}
+    assert capsys.readouterr().out == ""
+
+
 def test_evaluate_has_the_options_of_the_command() -> None:
     asked = set(inspect.signature(evaluate).parameters)
     assert set(EvalOptions.__dataclass_fields__) <= asked
 
 
 def test_trajectories_are_one_joined_table(run: RunResults, tmp_path: Path) -> None:
-    import datasets
-    import duckdb
-    import pandas
-    import polars
-
     frame = run.trajectories(model="base").to_pandas()
     rollouts = {row["rollout_key"]: row for row in run.rollouts(model="base").to_arrow().to_pylist()}
     assert len(frame) == len(rollouts) == 2
@@ -191,21 +204,17 @@ def test_trajectories_are_one_joined_table(run: RunResults, tmp_path: Path) -> N
             own["prediction"],
         )
         assert sum(one["executed"] for one in row["calls"]) == row["num_calls"] == own["calls_executed"]
-        assert row["seconds"] > 0 and row["seconds_per_turn"] == row["seconds"] / row["num_turns"]
-        assert len(row["tokens_per_turn"]) in (0, row["num_turns"])
+        assert len(row["seconds_per_turn"]) == len(row["tokens_per_turn"]) == row["num_turns"] > 0
+        assert sum(row["tokens_per_turn"]) == row["completion_tokens"] and min(row["tokens_per_turn"]) > 0
+        assert 0 < sum(row["seconds_per_turn"]) == pytest.approx(row["model_seconds"] + row["tool_seconds"])
 
     out = tmp_path / "rows"
     words = ["export", "trajectories", "--run", "first", "--root", str(run.run.storage.location("")), "-o", str(out)]
     done = subprocess.run([str(Path(sys.executable).with_name("treadle")), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    keys = sorted(run.trajectories().to_arrow()["rollout_key"].to_pylist())
-    assert len(keys) == 4
-    assert sorted(pandas.read_parquet(out / "data")["rollout_key"]) == keys
-    assert sorted(polars.read_parquet(out / "data")["rollout_key"]) == keys
-    assert sorted(one for (one,) in duckdb.sql(f"select rollout_key from '{out}/data/*.parquet'").fetchall()) == keys
-    loaded = datasets.load_dataset(str(out), split="train", cache_dir=str(tmp_path / "cache"))
-    assert sorted(loaded["rollout_key"]) == keys
-    assert loaded[0]["calls"] is not None
+    rows = run.trajectories().to_arrow().to_pylist()
+    assert len(rows) == 4
+    assert_all_read(out, rows, tmp_path / "cache")
 
 
 def test_trajectories_go_without_lost_times_and_name_damaged_ones(run: RunResults) -> None:
@@ -220,28 +229,43 @@ def test_trajectories_go_without_lost_times_and_name_damaged_ones(run: RunResult
         assert len(run.trajectories(model="weak")) == 2
         run.run.storage.delete(key)
         lost = run.trajectories(model="base").to_arrow()
-        assert lost["seconds"].to_pylist() == lost["seconds_per_turn"].to_pylist() == [None, None]
+        for name in ("seconds", "seconds_per_turn", "tokens_per_turn"):
+            assert lost[name].to_pylist() == [None, None]
     finally:
         run.run.storage.put(key, content)
 
 
-def test_every_artifact_is_read_by_every_library(run: RunResults, tmp_path: Path) -> None:
-    import datasets
-    import duckdb
-    import pandas
-    import polars
-
+def test_every_library_reads_every_artifact_and_its_export(run: RunResults, tmp_path: Path) -> None:
     read = set()
     for record in run.run.records():
         for kind, ref in record.outputs.items():
-            folder, (key,) = Path(run.run.storage.location(ref.folder)), TABLES[kind].key[:1]
-            rows = [str(row[key]) for row in run.run.rows(ref).rows([key])]
-            assert list(map(str, pandas.read_parquet(folder / "data")[key])) == rows, kind
-            assert list(map(str, polars.read_parquet(folder / "data")[key])) == rows, kind
-            found = duckdb.sql(f"select {key} from '{folder}/data/*.parquet'").fetchall()
-            assert sorted(str(one) for (one,) in found) == sorted(rows), kind
-            if rows:  # of a file without rows `datasets` makes no data set
-                loaded = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
-                assert list(map(str, loaded[key])) == rows, kind
+            stored = list(run.run.rows(ref).rows(TABLES[kind].schema.names))
+            assert_all_read(Path(run.run.storage.location(ref.folder)), stored, tmp_path / "cache")
+            out = tmp_path / f"{kind} of {record.stage} {record.finished_at}"  # `datasets` caches by the folder's name
+            export_dataset(run.run, record, kind, out)
+            loaded = run.table(kind).to_arrow()
+            own = loaded.filter(pc.equal(loaded["instance"], record.address)).drop_columns(["instance"]).to_pylist()
+            assert_all_read(out, own, tmp_path / "cache")
             read.add(kind)
     assert read >= {"questions", "rollouts", "scores", "summary"}
+
+
+def test_json_text_with_a_fixed_form_is_lists_and_structs(run: RunResults) -> None:
+    for kind in ("rollouts", "scores"):
+        (table, parsed), rows = (TABLES[kind], TABLES[kind].parsed), run.table(kind).to_arrow().to_pylist()
+        stored = {
+            row["rollout_key"]: row
+            for record in run.run.records()
+            if kind in record.outputs
+            for row in run.run.rows(record.outputs[kind]).rows(table.visible)
+        }
+        for row in rows:
+            for name in parsed:
+                text = stored[row["rollout_key"]][name]
+                assert says_the_same(row[name], None if text is None else json.loads(text)), name
+    calls = [call for row in run.rollouts(model="base").to_pandas()["tool_calls"] for call in row]
+    assert {call["tool"] for call in calls} == {"search"} and all(call["result_chars"] > 0 for call in calls)
+    segments = run.rollouts(columns=["segments"]).to_polars()["segments"].explode().struct.field("kind")
+    assert "answer" in segments.to_list()
+    (kinds,) = run.rollouts(columns=["segments"]).to_duckdb().aggregate("min(segments[1].kind)").fetchall()
+    assert isinstance(kinds[0], str)

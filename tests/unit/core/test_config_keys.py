@@ -58,10 +58,15 @@ ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_respon
 ModelSettings.probe_base_s ModelSettings.probe_max_s ModelSettings.prompt_price_per_million
 ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
 ModelSettings.retry_limit ModelSettings.tokenizer
+ConversionOptions.max_concurrent ConversionOptions.max_cost ConversionOptions.max_total_tokens
+ConversionOptions.pending_pause_s ConversionOptions.pending_retries ConversionOptions.prompts
+ConversionOptions.shards ConversionOptions.tokenizer TextSource.path
 PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.pending_pause_s
 PoolOptions.pending_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
 PhaseRollouts.pending_pause_s PhaseRollouts.pending_retries PhaseRollouts.shards
+PlanningSearchSettings.cache_folder PlanningSearchSettings.corpus PlanningSearchSettings.index_folder
+PlanningSearchSettings.num_threads
 RlOptions.devices RlOptions.gpu_memory_share RlOptions.gradient_checkpointing RlOptions.num_devices RlOptions.num_nodes
 RlOptions.per_device_batch_size RlOptions.preset RlOptions.stall_timeout_s RlOptions.tensor_parallel RlOptions.threads
 RlOptions.trackers RlOptions.variant
@@ -96,12 +101,15 @@ KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, JUDGE
 FIXED = {
     "TutorServer.type", "VllmServer.type", "SourceSettings.from",
     "QuestionSettings.type", "QuestionSettings.code_file", "QuestionSettings.code_sha256",
+    "PlanningSettings.type", "PlanningSettings.code_file", "PlanningSettings.code_sha256",
     "HttpToolSettings.type", "HttpToolSettings.code_file", "HttpToolSettings.code_sha256",
     "McpSettings.type", "McpSettings.code_file", "McpSettings.code_sha256",
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
     "WorkspaceSettings.backend",
     "EfficiencyReward.type", "EfficiencyReward.code_file", "EfficiencyReward.code_sha256",
     "EmReward.type", "EmReward.code_file", "EmReward.code_sha256",
+    "PlanningReward.type", "PlanningReward.code_file", "PlanningReward.code_sha256",
+    "JudgeReward.type", "JudgeReward.code_file", "JudgeReward.code_sha256",
     "OutcomeReward.type", "OutcomeReward.code_file", "OutcomeReward.code_sha256",
     "OutcomeCredit.type", "OutcomeCredit.code_file", "OutcomeCredit.code_sha256",
     "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
@@ -152,6 +160,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "FlowSettings.trackers": (["tensorboard"],),
     "SelectionOptions.quotas": ({"qa": 5},),
     "RlOptions.shares": ({"default": 1.0},),
+    "JudgeReward.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
     "ReportSettings.prices": ({"near": {"prompt_per_million": 1.0, "completion_per_million": 2.0}},),
@@ -169,6 +178,11 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "QuestionsSettings.benchmarks": ({"own": {"domain": "math"}, "other": {"domain": "math"}},),
     "SearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),
     "SearchSettings.summarizer": ("near",),
+    "PlanningSearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),
+    "PlanningSearchSettings.route": ("web",),
+    "PlanningSearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
+    "PlanningSettings.roles": ({},),
+    "PlanningSettings.tools": ({},),
     "SearchSettings.route": ("web",),
     "SearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
     "WebSettings.provider": ({**PROVIDER, "engine": "google"},),
@@ -182,6 +196,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "ModelSettings.headers_env": ({"X-Key": "KEY"},),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "PolicyRole.model": ("near",),
+    "TeacherRole.model": ("near",),
     "HelperRole.model": ("near",),
     "JudgeRole.model": ("near",),
     "ModelSettings.server": ({"type": "tutor", "persona": "noisy"},),
@@ -287,6 +302,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     """Return configurations with all kinds of sections, with their files: search in process, by services, on the web"""
     write_byte_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "texts.jsonl").write_text('{"input": "1 + 1?", "output": "<answer>2</answer>"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     record = write_record(LocalStorage(tmp_path), [], made_by="test", work="work")
     (tmp_path / record.folder).rename(tmp_path / "record")
@@ -311,8 +327,10 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
             "format_prompts": {"fill_in": "Fill it in."},
             "roles": {"host": {"model": "vllm"}},
         },
+        "conversion": {"texts": [{"path": f"{tmp_path}/texts.jsonl"}]},
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
+        "report": {"prices": {"vllm": {"prompt_per_million": 0.5, "completion_per_million": 1.5}}},
         "scores": {
             "judges": {"on_failed": "rule", "domains": ["qa", "math"]},
             "redundancy": {"votes": 9, "sampling": {"max_tokens": 64}},
@@ -320,8 +338,17 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "flow": {"stages": ["rollouts", "scores", "rl", "report"], "models": ["near", "vllm", "tutor"]},
     }
     others = {"scores": {"judges": {"type": "rubric", "rubric": "Short."}}, "selection": {"method": "random"}}
-    others["rl"] = {**tree["rl"], "reward": {"type": "em"}}
     apart = {**tree, **others, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
+    apart["rl"] = {**tree["rl"], "reward": {"type": "planning"}}
+    judge = {"type": "judge", "model": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}
+    judged = {
+        "models": {"near": near},
+        "questions": tree["questions"],
+        "environment": {"search": {"enabled": False}},
+        "rl": {"reward": judge},
+        "flow": {"stages": ["rollouts", "scores", "rl"], "models": ["near"]},
+    }
+    exact = {**judged, "rl": {"reward": {"type": "em"}}}
     web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
     # Policies are reinforced with recorded searches alone, so without that stage here.
     abroad = {
@@ -344,7 +371,19 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "environment": {**tree["environment"], "tools": tools},
         "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near", "vllm", "tutor"]},
     }
-    return [load_config(TreadleConfig, data=data) for data in (tree, apart, abroad, with_tools)]
+    planning = {
+        **tree,
+        "environment": {
+            "type": "planning",
+            "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
+            "roles": {"filler": {"model": "vllm"}},
+            "tools": {"desk": http},
+        },
+        "flow": with_tools["flow"],
+    }
+    planning_apart = {**planning, "environment": {"type": "planning", **apart["environment"]}}
+    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact)
+    return [load_config(TreadleConfig, data=data) for data in trees]
 
 
 def fingerprints(config: TreadleConfig) -> dict[str, str]:

@@ -14,7 +14,7 @@ from support.tables.scored_rollouts import scored
 
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
-from treadle.eval.prices import TokenPrices, rollout_cost
+from treadle.eval.figures.prices import TokenPrices, rollout_cost
 from treadle.eval.scored_rollout import ScoredRollout, ToolCalls
 from treadle.eval.statistics import expected_best
 from treadle.report.summary import model_rows

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables.scored_rollouts import averages, rollouts, scored
 
-from treadle.eval.attempts import pass_at_ks
 from treadle.eval.averages import average_groups
 from treadle.eval.dataset_figures import DatasetFigures, dataset_figures, figure_sums
-from treadle.eval.figure_sums import FigureSums
+from treadle.eval.figures.attempts import pass_at_ks
+from treadle.eval.figures.sums import FigureSums
 from treadle.eval.metrics import FIGURES, reasoning_length
 from treadle.eval.scored_rollout import ScoredRollout
 

@@ -24,11 +24,15 @@ def test_each_dialect_reads_its_calls_and_answer(name: DialectName) -> None:
     assert one.read("<wiki_search>q</wiki_search><answer>z</answer>", 1, "stop").calls == ()
 
 
-def test_tags_of_inactive_tools_are_text() -> None:
+def test_calls_of_tools_that_are_not_there_have_an_error() -> None:
     one = planning_dialect("web", ["web_search"])
-    text = "<think>t</think><crawl_page>u</crawl_page>"
-    assert one.read(text, 0, "stop").calls == () and not one.is_stopped(text)
-    assert one.segments(text)[-1].kind == "text"
+    text = "<think>t <code>x</code></think><crawl_page>u</crawl_page><web_search>q</web_search>"
+    away, known = one.read(text, 0, "stop").calls
+    assert (away.id, away.tool, known.id) == ("t0.call_crawl_page_0", "crawl_page", "t0.call_web_search_1")
+    assert "crawl_page" in away.error and "web_search" in away.error and not known.error
+    alone = text.replace("<web_search>q</web_search>", "")
+    assert [call.tool for call in one.read(alone, 0, "end_of_turn").calls] == ["crawl_page"]
+    assert not one.is_stopped(alone) and one.segments(alone)[-1].kind == "text"
 
 
 def test_generation_stops_at_the_result_after_several_calls() -> None:
@@ -88,6 +92,12 @@ def test_allowed_orders_have_no_violations() -> None:
         f"{THINK}<suggested_answer>z</suggested_answer>{THINK}<double_check>3</double_check>{THINK}<answer>z</answer>"
     )
     assert _violations("web", f"{THINK}<web_search>a</web_search>", RESULT, checked) == []
+
+
+def test_call_after_a_result_is_another_batch_and_needs_a_thought() -> None:
+    call = "<wiki_search>a</wiki_search>"
+    assert _violations("gap", SEARCH, RESULT, call, RESULT, f"{THINK}<answer>z</answer>") == ["no_think"]
+    assert _violations("gap", SEARCH + call, RESULT, RESULT, f"{THINK}<answer>z</answer>") == []
 
 
 @pytest.mark.parametrize(

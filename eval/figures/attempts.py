@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from treadle.eval.figure_sums import FigureSums
+from treadle.eval.figures.sums import FigureSums
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import expected_best, pass_at_k
 

@@ -1,0 +1,120 @@
+"""Say what the calls of a turn have to do with the plan: their tasks, the calls that they wait for, and their places.
+
+A query belongs to the task that it names, as in `T2: query`; without a name to the task whose words it shares most.
+Only names and graph markup make a call wait: a guess never delays one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from treadle.agent.contract import Call
+from treadle.environments.planning.batch import split_label
+from treadle.environments.planning.graph import Plan, PlanNode, Template, parse_template
+from treadle.environments.planning.plan_text import task_id
+
+_WORD = re.compile(r"\w+")
+_COMMON_WORDS = (
+    "a an and are as at by did do does find for from how in is it look of on or search that the to up was what when "
+    "where which who whom whose with"
+)
+_COMMON = frozenset(_COMMON_WORDS.split())
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """One call of a turn.
+
+    Attributes:
+        call: The call without the name of its task, places not filled.
+        task: Id of its task in the plan; empty for a call without one.
+        argument: The text of the call, with places for the results of tasks.
+        is_named: Whether the model named the task, or the call is one of the plan itself.
+    """
+
+    call: Call
+    task: str = ""
+    argument: Template = Template(("",))
+    is_named: bool = False
+
+
+def plan_calls(
+    plan: Plan, turn: int, tags: Mapping[str, str], parameters: Mapping[str, str]
+) -> tuple[PlannedCall, ...]:
+    """Return the calls of a plan in graph markup that is run as a whole, in the order of its tasks.
+
+    `tags` holds the tag that each tool name of the plan calls, `parameters` the argument of each tag.
+    """
+    found = []
+    for place, node in enumerate(plan.nodes):
+        if node.tool is not None:
+            tag = tags[node.tool]
+            text = _shown(node.argument)
+            call = Call(f"t{turn}.call_{tag}_{place}", tag, {parameters[tag]: text})
+            found.append(PlannedCall(call, node.id, node.argument, is_named=True))
+    return tuple(found)
+
+
+def planned_calls(calls: Sequence[Call], plan: Plan | None, done: Collection[str] = ()) -> tuple[PlannedCall, ...]:
+    """Return the calls of a turn's tags with their tasks; `done` are the tasks that earlier turns answered."""
+    found: list[PlannedCall] = []
+    taken = set(done)
+    for call in calls:
+        if plan is None or not plan.is_valid or call.error or len(call.arguments) != 1:
+            found.append(PlannedCall(call, argument=Template((call.text,))))
+            continue
+        ((parameter, text),) = call.arguments.items()
+        label, query = split_label(str(text))
+        if (task := task_id(label) if label else "") in plan.by_id:
+            argument = _places_of(query, task, plan)
+            found.append(PlannedCall(Call(call.id, call.tool, {parameter: query}), task, argument, is_named=True))
+        else:
+            task = closest_task(str(text), plan.nodes, taken)
+            found.append(PlannedCall(call, task, Template((str(text),))))
+        taken.add(task)
+    return tuple(found)
+
+
+def _places_of(query: str, task: str, plan: Plan) -> Template:
+    """Return the query with places for results of tasks that its own depends on; other braces stay text."""
+    template = parse_template(query)
+    ancestors = plan.ancestors()[task]
+    return template if template.places and ancestors.issuperset(template.places) else Template((query,))
+
+
+def _shown(template: Template) -> str:
+    return template.filled({place: f"{{{place}}}" for place in template.places})
+
+
+def closest_task(query: str, nodes: Sequence[PlanNode], taken: Collection[str] = ()) -> str:
+    """Return the id of the task whose description shares most words with a query; empty if none shares one.
+
+    Of several the first one that is not taken.
+    """
+    words = _words(query)
+    rank = {node.id: (len(words & _words(node.description)), node.id not in taken) for node in nodes}
+    best = max(rank, key=lambda id: rank[id], default="")
+    return best if best and rank[best][0] else ""
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in _WORD.findall(text.lower()) if word not in _COMMON}
+
+
+def call_dependencies(calls: Sequence[PlannedCall], plan: Plan | None) -> dict[str, tuple[str, ...]]:
+    """Return what has to end in a turn, and per id what it waits for: calls by their ids, tasks without one as `=T3`.
+
+    A task without a call in this turn ends at once, and passes on what it waits for. A call whose task is a guess waits
+    for nothing.
+    """
+    named = [one for one in calls if one.is_named] if plan is not None and plan.is_valid else []
+    found: dict[str, tuple[str, ...]] = {one.call.id: () for one in calls}
+    if plan is None or not named:
+        return found
+    items = {node.id: [one.call.id for one in named if one.task == node.id] or [f"={node.id}"] for node in plan.nodes}
+    for node in plan.nodes:
+        needed = tuple(item for other in node.depends_on for item in items[other])
+        found |= dict.fromkeys(items[node.id], needed)
+    return found
