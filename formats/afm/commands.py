@@ -1,4 +1,4 @@
-"""Define `treadle export afm`."""
+"""Define `treadle export afm` and `treadle import afm`."""
 
 from __future__ import annotations
 
@@ -52,3 +52,35 @@ def export_command(source: Path, out: Path, prompt: str, force: bool, as_json: b
         return
     for line in told.lines():
         click.echo(sanitize(line))
+
+
+@click.group(
+    "afm",
+    short_help="Hidden tests of LiveCodeBench.",
+    epilog="Example:  treadle import afm tests test5.jsonl --out tests",
+)
+def import_command() -> None:
+    """Import files that training and evaluation of Agent Foundation Models (arXiv 2508.13167) need."""
+
+
+@import_command.command(
+    "tests",
+    short_help="Tests of LiveCodeBench, one file per problem.",
+    epilog="Example:  treadle import afm tests test5.jsonl --out tests",
+)
+@click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not exist yet."
+)
+@click.option("--force", is_flag=True, help="Replace an earlier import in that folder.")
+@json_option
+def import_tests(source: Path, out: Path, force: bool, as_json: bool) -> None:
+    """Write the public and private tests of each problem of a LiveCodeBench file as OUT/QUESTION_ID.json.
+
+    `treadle import verl --tests OUT` gives them to rows that name their tests by question_id.
+    """
+    from treadle.formats.afm.lcb_tests import write_tests
+
+    count = write_tests(source, out, replace=force)
+    told = {"folder": str(out), "num_problems": count}
+    click.echo(sanitized_json(told) if as_json else sanitize(f"{out}: tests of {count:,} problems"))
