@@ -127,6 +127,14 @@ class ReportSettings(Section):
     """Data set -> the average that it counts in. For other data sets the benchmark registry decides, or else the
     domains of their questions."""
 
+    group_by: tuple[str, ...] = (
+        "Level", "level", "difficulty", "topic", "problem_topic", "category", "subject", "language", "lang", "type",
+        "answer_type", "platform", "info.Level", "info.difficulty_level", "info.domain", "info.type", "info.lang",
+        "extra_info.level", "extra_info.difficulty", "extra_info.subject", "extra_info.platform",
+    )  # fmt: skip
+    """Columns of questions by whose values data sets are split: fields of rows, with dots into objects. A column counts
+    where it has 2 to 30 values."""
+
     prices: dict[str, TokenPrices] = {}
     """Prices of the tokens of models by name, for the figures `cost` and `cost_of_pass`. Default: those under
     `models`; models without prices have no costs."""

@@ -171,17 +171,22 @@ def fixed(value: float, digits: int, *, sign: str = "") -> str:
 
 def figure_cell(line: SummaryLine, name: str, *, in_percent: bool = False, with_interval: bool = False) -> str:
     """Format a figure for a table cell, `-` without a value, followed by the number of undecided votes."""
-    value, num_without_majority = line.value(name), line.num_without_majority(name)
-    text = "-"
-    if value is not None:
-        row, (scale, digits) = (
-            line.figures[name],
-            _scale_and_digits(name, in_percent=in_percent, digits=_digits(abs(value))),
-        )
-        text = _amount(name, value * scale, digits)
-        if with_interval and row["low"] is not None and row["high"] is not None:
-            text += f" [{_amount(name, row['low'] * scale, digits)}, {_amount(name, row['high'] * scale, digits)}]"
+    num_without_majority = line.num_without_majority(name)
+    text = figure_text(name, line.figures.get(name), in_percent=in_percent, with_interval=with_interval)
     return f"{text} ({num_without_majority:,} open)" if num_without_majority else text
+
+
+def figure_text(
+    name: str, row: Mapping[str, Any] | None, *, in_percent: bool = False, with_interval: bool = False
+) -> str:
+    """Format a figure, given its row with value, low and high; `-` without a value."""
+    if row is None or row["value"] is None:
+        return "-"
+    scale, digits = _scale_and_digits(name, in_percent=in_percent, digits=_digits(abs(row["value"])))
+    text = _amount(name, row["value"] * scale, digits)
+    if with_interval and row["low"] is not None and row["high"] is not None:
+        text += f" [{_amount(name, row['low'] * scale, digits)}, {_amount(name, row['high'] * scale, digits)}]"
+    return text
 
 
 def _amount(name: str, value: float, digits: int) -> str:

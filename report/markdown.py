@@ -82,8 +82,10 @@ _AGREEMENT_EXPLANATION = """\
 """
 
 
-def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> str:
-    """Render the whole report from the rows of the summary and the comparisons."""
+def render_report(
+    rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings, groups: Sequence[Figures] = ()
+) -> str:
+    """Render the whole report from the rows of the summary and the comparisons, and tables by columns of questions."""
     given = summary_lines(rows)
     parts = [
         f"# {escape(settings.title)}",
@@ -94,6 +96,7 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
         *_passes(given),
         *_behaviour(given),
         *_comparisons(comparisons),
+        *(part for table in groups for part in (f"## {escape(table.title)}", render_table(table))),
         "## All figures [95 %]",
         *_all_figures(given),
         "## How rollouts ended",

@@ -15,11 +15,12 @@ from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.eval.tool_names import CommonTools
 from treadle.report.comparison_rows import comparison_rows
 from treadle.report.files import as_csv, as_json
+from treadle.report.groups import group_rows, group_tables, question_groups
 from treadle.report.layout import by_model, main_line, summary_lines
 from treadle.report.markdown import render_report
 from treadle.report.radar import draw_radar, radar_axes
 from treadle.report.summary import check_environments, check_names, label_prefixes, model_rows
-from treadle.report.tables import COMPARISONS, SUMMARY
+from treadle.report.tables import COMPARISONS, GROUPS, SUMMARY
 
 Row = dict[str, Any]
 
@@ -51,7 +52,10 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
     comparisons = comparison_rows(models, settings)
     context.write(SUMMARY.kind, rows)
     context.write(COMPARISONS.kind, comparisons)
-    for name, content in _files(rows, comparisons, settings).items():
+    known = question_groups(context.inputs.get("questions", ()), settings.group_by)
+    groups = [row for model, rollouts in models.items() for row in group_rows(model, rollouts, known, settings)]
+    context.write(GROUPS.kind, groups)
+    for name, content in _files(rows, comparisons, groups, settings).items():
         context.add_file(SUMMARY.kind, name, content)
     return {
         "num_rollouts": sum(map(len, models.values())),
@@ -79,9 +83,11 @@ def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[Sc
     return models
 
 
-def _files(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> dict[str, bytes]:
+def _files(
+    rows: Sequence[Row], comparisons: Sequence[Row], groups: Sequence[Row], settings: ReportSettings
+) -> dict[str, bytes]:
     return {
-        "report.md": render_report(rows, comparisons, settings).encode(),
+        "report.md": render_report(rows, comparisons, settings, group_tables(groups)).encode(),
         "summary.json": as_json(rows, comparisons),
         "summary.csv": as_csv(rows, SUMMARY.schema.names),
         "radar.svg": draw_radar(radar_axes(_radar_figures(rows))),

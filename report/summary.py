@@ -139,12 +139,12 @@ def _rows(
             "dataset": dataset,
             "environments": environments,
             "figure": name,
-            **_interval_columns(interval),
+            **interval_columns(interval),
             **size,
             "num_undecided": sum(part.sums[name].num_undecided for part in group),
         }
     for name, count in counts.items():
-        columns = _interval_columns(None) | {"value": count}
+        columns = interval_columns(None) | {"value": count}
         yield {
             "model": model,
             "dataset": dataset,
@@ -156,7 +156,8 @@ def _rows(
         }
 
 
-def _interval_columns(interval: Interval | None) -> Row:
+def interval_columns(interval: Interval | None) -> Row:
+    """Return the columns with a figure and its interval; all null without one."""
     if interval is None:
         return {"value": None, "low": None, "high": None, "method": None}
     low, high = interval.ends
