@@ -136,8 +136,12 @@ class ReportSettings(Section):
     where it has 2 to 30 values."""
 
     prices: dict[str, TokenPrices] = {}
-    """Prices of the tokens of models by name, for the figures `cost` and `cost_of_pass`. Default: those under
-    `models`; models without prices have no costs."""
+    """Prices of the tokens of models by name, for the figures `cost` and `cost_of_pass`, instead of those under
+    `models`. Models without prices have no costs."""
+
+    model_prices: Operational[dict[str, TokenPrices]] = {}
+    """Prices under `models`; filled in when the run starts. A report that was made before they changed keeps its
+    costs."""
 
     tool_fees: dict[str, Amount] = {}
     """Fee of one executed call, by tool, in the same currency."""

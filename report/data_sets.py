@@ -49,7 +49,7 @@ def report_settings(plan: Plan, address: Address) -> ReportSettings:
     update = {
         "headline": settings.headline or marked,
         "areas": {**areas, **settings.areas},
-        "prices": {**known, **settings.prices},
+        "model_prices": known,
     }
     return settings.model_copy(update=update)
 

@@ -68,6 +68,7 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
 
 def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[ScoredRollout]]:
     settings: ReportSettings = context.settings
+    prices = {**settings.model_prices, **settings.prices}
     models: dict[str, list[ScoredRollout]] = {}
     places = zip(context.producers["scores"], (table.digest for table in tables), strict=True)
     for table, prefix in zip(tables, label_prefixes(list(places)), strict=True):
@@ -77,7 +78,7 @@ def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[Sc
         for batch in table.batches([*COLUMNS, "model"]):
             for row in batch.to_pylist():
                 rollout = ScoredRollout.from_row(row)
-                cost = rollout_cost(rollout, settings.prices.get(row["model"]), settings.tool_fees)
+                cost = rollout_cost(rollout, prices.get(row["model"]), settings.tool_fees)
                 models.setdefault(prefix + row["model"], []).append(replace(rollout, cost=cost))
             context.progress.advance(batch.num_rows)
     return models

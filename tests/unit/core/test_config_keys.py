@@ -50,6 +50,7 @@ FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_time
 FetchSettings.max_per_host FetchSettings.max_per_query FetchSettings.reader_processes FetchSettings.user_agent
 ProviderSettings.api_key_envs ProviderSettings.max_queries_per_s ProviderSettings.request_timeout_s
 ProviderSettings.retry_limit ProviderSettings.url ProviderSettings.zone
+ReportSettings.model_prices
 CurriculumSettings.phases QuestionSettings.preset FlowSettings.device_wait_s FlowSettings.iterations
 FlowSettings.trackers FlowSettings.workers
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
@@ -167,6 +168,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
     "ReportSettings.prices": ({"near": {"prompt_per_million": 1.0, "completion_per_million": 2.0}},),
+    "ReportSettings.model_prices": ({"near": {"prompt_per_million": 1.0, "completion_per_million": 2.0}},),
     "ReportSettings.tool_fees": ({"search": 0.005},),
     "Correctness.models": (["near"],),
     "Correctness.domains": (["qa"],),
