@@ -15,6 +15,7 @@ from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import Sampling
 from treadle.environments.registry import AnyEnvironment
 from treadle.environments.scorers.registry import AnyScorer
+from treadle.eval.figures.prices import Amount, TokenPrices
 
 
 class VoteSampling(Sampling):
@@ -125,6 +126,25 @@ class ReportSettings(Section):
     areas: dict[str, Literal["math", "knowledge"]] = {}
     """Data set -> the average that it counts in. For other data sets the benchmark registry decides, or else the
     domains of their questions."""
+
+    group_by: tuple[str, ...] = (
+        "Level", "level", "difficulty", "topic", "problem_topic", "category", "subject", "language", "lang", "type",
+        "answer_type", "platform", "info.Level", "info.difficulty_level", "info.domain", "info.type", "info.lang",
+        "extra_info.level", "extra_info.difficulty", "extra_info.subject", "extra_info.platform",
+    )  # fmt: skip
+    """Columns of questions by whose values data sets are split: fields of rows, with dots into objects. A column counts
+    where it has 2 to 30 values."""
+
+    prices: dict[str, TokenPrices] = {}
+    """Prices of the tokens of models by name, for the figures `cost` and `cost_of_pass`, instead of those under
+    `models`. Models without prices have no costs."""
+
+    model_prices: Operational[dict[str, TokenPrices]] = {}
+    """Prices under `models`; filled in when the run starts. A report that was made before they changed keeps its
+    costs."""
+
+    tool_fees: dict[str, Amount] = {}
+    """Fee of one executed call, by tool, in the same currency."""
 
     bootstrap_samples: Annotated[int, Field(ge=100, le=100_000)] = 1_000
     """Number of bootstrap resamples of questions for intervals."""

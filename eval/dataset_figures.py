@@ -13,27 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from treadle.eval.averages import MIXED, area_of
-from treadle.eval.metrics import PASS_AT, figure_of, figures_of
+from treadle.eval.figures.attempts import attempt_figures, attempt_sums, is_over_attempts
+from treadle.eval.figures.sums import FigureSums
+from treadle.eval.metrics import figure_of, figures_of
 from treadle.eval.scored_rollout import ScoredRollout
-from treadle.eval.statistics import pass_at_k
-
-
-@dataclass(frozen=True, slots=True)
-class FigureSums:
-    """Terms of a figure summed by question. Its mean and interval are computed from these."""
-
-    questions: dict[str, tuple[float, float]]
-    """Question key -> sums of numerators and of denominators. Questions without a value on any rollout are absent."""
-    is_binary: bool
-    """Whether every rollout counts once, as 0 or 1."""
-    num_undecided: int
-    """Number of rollouts without a value."""
-
-    @property
-    def value(self) -> float | None:
-        """Value of the figure; None if the denominator is 0."""
-        total = math.fsum(count for _, count in self.questions.values())
-        return math.fsum(amount for amount, _ in self.questions.values()) / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,44 +58,23 @@ def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
         term = figure.term(rollout)
         if term is None:
             num_undecided += 1
-        elif term[1]:
+        elif term[1] or figure.per_pass:
             is_binary = is_binary and term[1] == 1 and term[0] in (0, 1)
             terms.setdefault(rollout.question_key, []).append(term)
     # Otherwise conciseness would consist of the rollouts without calls only, which are concise by definition.
     if figure.requires_figure and num_undecided and figure_sums(given, figure.requires_figure).value is None:
         return FigureSums({}, False, len(given))
-    return FigureSums({key: _sum(terms[key]) for key in sorted(terms)}, is_binary, num_undecided)
+    by_question = {key: _sum(terms[key]) for key in sorted(terms)}
+    return FigureSums(by_question, is_binary and not figure.per_pass, num_undecided, figure.per_pass)
 
 
 def _sum(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return math.fsum(amount for amount, _ in terms), math.fsum(count for _, count in terms)
 
 
-def pass_at_sums(rollouts: Iterable[ScoredRollout], k: int) -> FigureSums:
-    """Return pass@k per question over rollouts with a verdict. Questions with fewer than k of them are left out."""
-    given = list(rollouts)
-    verdicts: dict[str, list[bool]] = {}
-    for rollout in given:
-        if rollout.correct is not None:
-            verdicts.setdefault(rollout.question_key, []).append(rollout.correct)
-    kept = {key: verdicts[key] for key in sorted(verdicts) if len(verdicts[key]) >= k}
-    chances = {key: (pass_at_k(len(ours), sum(ours), k), 1.0) for key, ours in kept.items()}
-    is_binary = all(chance in (0.0, 1.0) for chance, _ in chances.values())
-    return FigureSums(chances, is_binary, len(given) - sum(map(len, kept.values())))
-
-
 def sums_of(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
-    """Return the sums of a figure by name, pass@k included."""
-    if name.startswith(PASS_AT):
-        return pass_at_sums(rollouts, int(name.removeprefix(PASS_AT)))
-    return figure_sums(rollouts, name)
-
-
-def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
-    """Return 2, 4, 8, … up to the smallest number of rollouts per question, and that number; empty if it is 1."""
-    least = min(Counter(rollout.question_key for rollout in rollouts).values(), default=1)
-    powers = [1 << exponent for exponent in range(1, least.bit_length())]
-    return sorted({*powers, least} - {1})
+    """Return the sums of a figure by name, those over attempts such as pass@k included."""
+    return attempt_sums(rollouts, name) if is_over_attempts(name) else figure_sums(rollouts, name)
 
 
 def by_dataset(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollout]]:
@@ -158,7 +120,7 @@ def areas_of(datasets: Mapping[str, Sequence[ScoredRollout]], areas: Mapping[str
 def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str, tools: Sequence[str]) -> DatasetFigures:
     sums = {name: figure_sums(rollouts, name) for name in figures_of(rollouts, tools)}
     judges = tuple(sorted({judge for rollout in rollouts for judge, _ in rollout.judge_verdicts}))
-    sums |= {f"{PASS_AT}{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
+    sums |= {name: attempt_sums(rollouts, name) for name in attempt_figures(rollouts)}
     return DatasetFigures(
         dataset=dataset,
         area=area,

@@ -13,13 +13,11 @@ from typing import Literal
 from treadle.environments.diagnosis.facts import ENDED
 from treadle.environments.planning import parts as planning_parts
 from treadle.environments.scorers.answer import AnswerScorer
+from treadle.eval.figures.attempts import is_over_attempts
 from treadle.eval.scored_rollout import ScoredRollout, is_redundant
 
 PER_THOUSAND = 1_000
 """Factor of `reasoning_length`: correctness per token is small, so it is given per thousand tokens, as published."""
-
-PASS_AT = "pass@"
-"""Prefix of pass@k. It is not a figure of single rollouts."""
 
 Place = Literal["headline", "behaviour", "detail"]
 
@@ -51,6 +49,10 @@ class Figure:
     of_calls: bool = False
     """Whether a data set scored by its environment has the figure only if its rollouts made calls: an environment may
     have no tools."""
+    per_pass: bool = False
+    """Whether it is an amount per right answer: the denominators count these, so rollouts with 0 count, too."""
+    is_money: bool = False
+    """Whether it is an amount in the currency of the prices."""
     place: Place = "detail"
     """Table in which the figure is a column. The table of all figures has every one."""
     note: str = ""
@@ -125,6 +127,16 @@ def _conciseness(rollout: ScoredRollout) -> tuple[float, float] | None:
 
 def _conciseness_with_calls(rollout: ScoredRollout) -> tuple[float, float] | None:
     return _conciseness(rollout) if rollout.calls_requested else (0.0, 0.0)
+
+
+def _per_pass(value: Callable[[ScoredRollout], float | None]) -> Term:
+    """Build a term of an amount per right answer; undecided without a verdict or without the amount."""
+
+    def term(rollout: ScoredRollout) -> tuple[float, float] | None:
+        amount = value(rollout)
+        return None if rollout.correct is None or amount is None else (amount, float(rollout.correct))
+
+    return term
 
 
 def _call_success(rollout: ScoredRollout) -> tuple[float, float]:
@@ -220,6 +232,23 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             "tokens without results", "L", _mean(lambda rollout: rollout.reasoning_tokens), place="behaviour"
         ),
         "output_chars": Figure("characters without results", "chars", _mean(lambda rollout: rollout.output_chars)),
+        "calls_of_pass": Figure(
+            "calls per right answer",
+            "calls/right",
+            _per_pass(lambda rollout: rollout.calls_requested),
+            of_calls=True,
+            per_pass=True,
+        ),
+        "tokens_of_pass": Figure(
+            "sampled tokens per right answer",
+            "tokens/right",
+            _per_pass(lambda rollout: rollout.completion_tokens if rollout.has_known_tokens else None),
+            per_pass=True,
+        ),
+        "cost": Figure("cost", "cost", _mean(lambda rollout: rollout.cost), is_money=True),
+        "cost_of_pass": Figure(
+            "cost of pass", "cost/right", _per_pass(lambda rollout: rollout.cost), per_pass=True, is_money=True
+        ),
     }
 )
 """Figures of single rollouts by name, in the order in which they are shown. All rollouts count, also those without a
@@ -315,7 +344,12 @@ def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> 
     is_of_rewards = any(rollout.is_reward for rollout in given)
     has_calls = not is_of_rewards or any(rollout.calls_requested for rollout in given)
     other = "answers" if is_of_rewards else "rewards"
-    names = [name for name, figure in FIGURES.items() if figure.of != other and (has_calls or not figure.of_calls)]
+    has_costs = any(rollout.cost is not None for rollout in given)
+    names = [
+        name
+        for name, figure in FIGURES.items()
+        if figure.of != other and (has_calls or not figure.of_calls) and (has_costs or not figure.is_money)
+    ]
     of_tools = {name: [f"{_AFTER[name]}{tool}" for tool in tools] for name in names if name in _AFTER}
     found = [one for name in names for one in (name, *of_tools.get(name, ()))]
     place = max(found.index(name) for name in MAIN_FIGURES if name in found) + 1
@@ -345,7 +379,7 @@ def notes_of(names: Iterable[str]) -> dict[str, str]:
 
 def is_figure(name: str) -> bool:
     """Return whether a name in the summary is a figure, such as one of a tool or pass@k, not a rollout count."""
-    return figure_of(name) is not None or name.startswith(PASS_AT)
+    return figure_of(name) is not None or is_over_attempts(name)
 
 
 def figures_in(place: Place) -> tuple[str, ...]:
@@ -370,6 +404,16 @@ def is_share(name: str) -> bool:
     return bounds_of(name) is not None
 
 
+def is_per_pass(name: str) -> bool:
+    """Return whether a figure is an amount per right answer, which has no mean over data sets."""
+    return name in FIGURES and FIGURES[name].per_pass
+
+
+def is_money(name: str) -> bool:
+    """Return whether a figure is an amount in the currency of the prices."""
+    return name in FIGURES and FIGURES[name].is_money
+
+
 def needs(name: str, what: Literal["calls", "votes"]) -> bool:
     """Return whether a figure means something only with at least one of `what`: tool calls, or votes on redundancy."""
     return name in FIGURES and what in FIGURES[name].needs
@@ -382,7 +426,7 @@ def is_meaningful(name: str, num_calls: float) -> bool:
 
 def bounds_of(name: str) -> tuple[float, float] | None:
     """Return the bounds of a figure by name, or None. Raise KeyError if there is no such figure."""
-    if name.startswith(PASS_AT):
+    if is_over_attempts(name):
         return _SHARE
     if (figure := figure_of(name)) is None:
         raise KeyError(name)

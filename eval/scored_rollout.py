@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
+from treadle.core.answers.text_match import normalize_math, normalize_text
 from treadle.environments.rollouts.tool_counts import OTHERS
 from treadle.eval.verdicts import mean_parts
 
@@ -89,6 +91,12 @@ class ScoredRollout:
     """L: tokens of the trajectory without tool results, by the evaluated model's tokenizer; None without one."""
     output_chars: int
     """Characters of the trajectory without tool results."""
+    sample_index: int = 0
+    """Number of the rollout among those of its question, from 0."""
+    answer: int = 0
+    """Digest of the normalised answer: equal answers have equal ones."""
+    cost: float | None = None
+    """Cost of the rollout in the currency of the prices; None without prices."""
     votes: Votes | None = None
     """Votes on redundant calls; None if no judge was asked."""
     judge_verdicts: tuple[tuple[str, bool | None], ...] = ()
@@ -112,6 +120,7 @@ class ScoredRollout:
             **fields,
             parts=_shared_parts(tuple((part["name"], part["value"]) for part in row["parts"])),
             tools=tools,
+            answer=_answer(row["prediction"], row["domain"]),
             votes=votes,
             judge_verdicts=_judge_verdicts(said),
             judge_parts=mean_parts(one.get("parts", {}) for one in said.values()),
@@ -167,10 +176,16 @@ def _judge_verdicts(said: Mapping[str, Any]) -> tuple[tuple[str, bool | None], .
     return tuple((sys.intern(name), said[name]["verdict"]) for name in sorted(said))
 
 
+def _answer(prediction: str, domain: str) -> int:
+    """Return a digest of an answer, in which spelling that its domain ignores does not count."""
+    text = normalize_math(prediction) if domain == "math" else normalize_text(prediction)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
 _VERDICTS = {True: "redundant", False: "concise", None: "undecided"}
-_COMPUTED = ("tools", "parts", "has_rare_tools", "votes", "judge_verdicts", "judge_parts")
+_COMPUTED = ("tools", "parts", "has_rare_tools", "answer", "cost", "votes", "judge_verdicts", "judge_parts")
 _FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not in _COMPUTED)
 _REPEATED = ("question_key", "dataset", "domain", "environment", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")
-COLUMNS = (*_FIELDS, "tools", "parts", *_VOTES, "judges")
+COLUMNS = (*_FIELDS, "prediction", "tools", "parts", *_VOTES, "judges")
 """Columns of `scores` that `from_row` reads."""

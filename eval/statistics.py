@@ -227,3 +227,44 @@ def pass_at_k(num_rollouts: int, num_right: int, k: int) -> float:
         raise ValueError(f"pass@{k} cannot be estimated from {num_right} right of {num_rollouts} rollouts")
     choices = math.comb(num_rollouts, k)
     return (choices - math.comb(num_rollouts - num_right, k)) / choices
+
+
+def expected_best(values: Sequence[float], k: int) -> float:
+    """Return the expected largest of k of these values, drawn without replacement: best@k.
+
+    It is exact, and unbiased for k new values of the same kind. Raise ValueError unless 1 <= k <= n.
+    """
+    if not 1 <= k <= len(values):
+        raise ValueError(f"the best of {k} cannot be estimated from {len(values)} rollouts")
+    choices = math.comb(len(values), k)
+    # The value at rank i, from 0, is the largest of the draw if the others are among the i below it.
+    return math.fsum(value * (math.comb(rank, k - 1) / choices) for rank, value in enumerate(sorted(values)))
+
+
+def per_pass_interval(questions: Sequence[tuple[float, float]], *, num_samples: int, seed: int) -> Interval:
+    """Return an amount per right answer, from (amount, number of right answers) per question; at least one question.
+
+    The interval is a percentile bootstrap over questions; its upper end is infinite if resamples without a right answer
+    are frequent. Without any right answer, the amount is infinite (`infinite`); of one question, the interval is
+    (`unknown`).
+    """
+    import numpy as np
+
+    above = np.array([amount for amount, _ in questions], dtype=np.float64)
+    below = np.array([count for _, count in questions], dtype=np.float64)
+    total = math.fsum(count for _, count in questions)
+    if not total:
+        return Interval(math.inf, -math.inf, math.inf, "infinite")
+    ratio, size = math.fsum(amount for amount, _ in questions) / total, len(questions)
+    if size == 1:
+        return Interval(ratio, -math.inf, math.inf, "unknown")
+    generator = np.random.default_rng(seed)
+    resampled: list[float] = []
+    for rows in _portions(num_samples, size):
+        chosen = generator.integers(0, size, (rows, size))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drawn = above[chosen].sum(axis=1) / below[chosen].sum(axis=1)
+        resampled += np.where(np.isnan(drawn), np.inf, drawn).tolist()
+    low = np.quantile(resampled, 0.025, method="lower")
+    high = np.quantile(resampled, 0.975, method="higher")
+    return Interval(ratio, min(ratio, float(low)), max(ratio, float(high)), "bootstrap")

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.core.errors import DataError
-from treadle.eval.dataset_figures import FigureSums, sums_of
+from treadle.eval.dataset_figures import sums_of
+from treadle.eval.figures.sums import FigureSums
 from treadle.eval.metrics import bounds_of
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import (

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from treadle.core.errors import ConfigError
+from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.datagen.questions.benchmarks import SCORED_DOMAINS
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.environments.registry import traits_of
 from treadle.eval.config import ReportSettings
+from treadle.eval.figures.prices import TokenPrices
 from treadle.stages.plan import Plan
 
 
@@ -43,7 +45,20 @@ def report_settings(plan: Plan, address: Address) -> ReportSettings:
     areas = {name: area for name, (area, *others) in said.items() if not others}
     if names and all(source.source_field is None for source in questions.sources):
         _check_known(settings, names, questions)
-    return settings.model_copy(update={"headline": settings.headline or marked, "areas": {**areas, **settings.areas}})
+    known = {name: _prices(model) for name, model in plan.models.items() if model.is_priced}
+    update = {
+        "headline": settings.headline or marked,
+        "areas": {**areas, **settings.areas},
+        "model_prices": known,
+    }
+    return settings.model_copy(update=update)
+
+
+def _prices(model: ModelSettings) -> TokenPrices:
+    return TokenPrices(
+        prompt_per_million=model.prompt_price_per_million or 0.0,
+        completion_per_million=model.completion_price_per_million or 0.0,
+    )
 
 
 def _check_known(settings: ReportSettings, names: list[str], questions: QuestionsSettings) -> None:

@@ -6,14 +6,25 @@ three decimals; the page shows per cent with one decimal.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.core.figures import Cell, Figures
+from treadle.core.figures import Cell, Figures, money
 from treadle.eval.averages import ALL, AVERAGES, EVERY, headline_datasets
-from treadle.eval.metrics import MAIN_FIGURES, PASS_AT, figures_in, heading_of, is_figure, is_share, needs, title_of
+from treadle.eval.figures.attempts import PASS_AT, is_over_attempts, num_attempts_of
+from treadle.eval.metrics import (
+    MAIN_FIGURES,
+    figures_in,
+    heading_of,
+    is_figure,
+    is_money,
+    is_share,
+    needs,
+    title_of,
+)
 
 _INTERVALS = ("accuracy", "score", "reward")
 """Headline columns that show an interval."""
@@ -160,17 +171,29 @@ def fixed(value: float, digits: int, *, sign: str = "") -> str:
 
 def figure_cell(line: SummaryLine, name: str, *, in_percent: bool = False, with_interval: bool = False) -> str:
     """Format a figure for a table cell, `-` without a value, followed by the number of undecided votes."""
-    value, num_without_majority = line.value(name), line.num_without_majority(name)
-    text = "-"
-    if value is not None:
-        row, (scale, digits) = (
-            line.figures[name],
-            _scale_and_digits(name, in_percent=in_percent, digits=_digits(abs(value))),
-        )
-        text = fixed(value * scale, digits)
-        if with_interval and row["low"] is not None and row["high"] is not None:
-            text += f" [{fixed(row['low'] * scale, digits)}, {fixed(row['high'] * scale, digits)}]"
+    num_without_majority = line.num_without_majority(name)
+    text = figure_text(name, line.figures.get(name), in_percent=in_percent, with_interval=with_interval)
     return f"{text} ({num_without_majority:,} open)" if num_without_majority else text
+
+
+def figure_text(
+    name: str, row: Mapping[str, Any] | None, *, in_percent: bool = False, with_interval: bool = False
+) -> str:
+    """Format a figure, given its row with value, low and high; `-` without a value."""
+    if row is None or row["value"] is None:
+        return "-"
+    scale, digits = _scale_and_digits(name, in_percent=in_percent, digits=_digits(abs(row["value"])))
+    text = _amount(name, row["value"] * scale, digits)
+    if with_interval and row["low"] is not None and row["high"] is not None:
+        text += f" [{_amount(name, row['low'] * scale, digits)}, {_amount(name, row['high'] * scale, digits)}]"
+    return text
+
+
+def _amount(name: str, value: float, digits: int) -> str:
+    """Format a figure: an amount of money with the digits that it needs, any other number with that many."""
+    if math.isinf(value):
+        return "\N{INFINITY}"
+    return money(value) if is_money(name) else fixed(value, digits)
 
 
 def short_interval_cell(line: SummaryLine, name: str) -> str:
@@ -263,7 +286,7 @@ def behaviour_table(given: Iterable[SummaryLine]) -> Figures:
 def pass_names(given: Iterable[SummaryLine]) -> list[str]:
     """Return the names of pass@k that any line has, sorted by k."""
     found = {name for line in given for name in line.figures if name.startswith(PASS_AT)}
-    return sorted(found, key=lambda name: int(name.removeprefix(PASS_AT)))
+    return sorted(found, key=num_attempts_of)
 
 
 def pass_at_k_table(given: Iterable[SummaryLine]) -> Figures:
@@ -272,6 +295,15 @@ def pass_at_k_table(given: Iterable[SummaryLine]) -> Figures:
     names = pass_names(lines)
     header = (f"{name} [95 %]" for name in names)
     return _table(header, lines, lambda line: (figure_cell(line, name, with_interval=True) for name in names))
+
+
+def attempts_table(given: Iterable[SummaryLine]) -> Figures:
+    """Return the table of the other figures over attempts, of the lines that have any."""
+    found = dict.fromkeys(
+        name for line in given for name in line.figures if is_over_attempts(name) and not name.startswith(PASS_AT)
+    )
+    lines = [line for line in given if found.keys() & line.figures.keys()]
+    return _table(found, lines, lambda line: (figure_cell(line, name) for name in found))
 
 
 def all_figures(title: str, lines: Mapping[str, SummaryLine], *, in_percent: bool = False) -> Figures:

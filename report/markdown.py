@@ -9,6 +9,7 @@ from typing import Any
 from treadle.core.figures import Figures, escape, render_table
 from treadle.eval.averages import ALL, EVERY
 from treadle.eval.config import ReportSettings
+from treadle.eval.figures.attempts import OVER_ATTEMPTS, PASS_AT
 from treadle.eval.metrics import notes_of
 from treadle.report.layout import (
     COMPARISON,
@@ -17,6 +18,7 @@ from treadle.report.layout import (
     SummaryLine,
     agreement_table,
     all_figures,
+    attempts_table,
     behaviour_table,
     by_model,
     comparison_cells,
@@ -80,8 +82,10 @@ _AGREEMENT_EXPLANATION = """\
 """
 
 
-def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> str:
-    """Render the whole report from the rows of the summary and the comparisons."""
+def render_report(
+    rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings, groups: Sequence[Figures] = ()
+) -> str:
+    """Render the whole report from the rows of the summary and the comparisons, and tables by columns of questions."""
     given = summary_lines(rows)
     parts = [
         f"# {escape(settings.title)}",
@@ -92,6 +96,7 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
         *_passes(given),
         *_behaviour(given),
         *_comparisons(comparisons),
+        *(part for table in groups for part in (f"## {escape(table.title)}", render_table(table))),
         "## All figures [95 %]",
         *_all_figures(given),
         "## How rollouts ended",
@@ -117,7 +122,13 @@ def _passes(given: Sequence[SummaryLine]) -> Iterator[str]:
     if (table := pass_at_k_table(given)).rows:
         yield "## pass@k"
         yield render_table(table)
-        yield "- **pass@k**: probability that at least one of k rollouts of a question is right."
+        yield f"- **pass@k**: {OVER_ATTEMPTS[PASS_AT]}."
+    if (table := attempts_table(given)).rows:
+        yield "## Several attempts"
+        yield render_table(table)
+        kinds = {name.partition("@")[0] for name in table.header}
+        told = [f"- **{kind}k**: {line}." for kind, line in OVER_ATTEMPTS.items() if kind.removesuffix("@") in kinds]
+        yield "\n".join(told)
 
 
 def _averages(given: Sequence[SummaryLine], settings: ReportSettings) -> str:

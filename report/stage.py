@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Rows, StageContext
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
+from treadle.eval.figures.prices import rollout_cost
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.eval.tool_names import CommonTools
 from treadle.report.comparison_rows import comparison_rows
 from treadle.report.files import as_csv, as_json
+from treadle.report.groups import group_rows, group_tables, question_groups
 from treadle.report.layout import by_model, main_line, summary_lines
 from treadle.report.markdown import render_report
 from treadle.report.radar import draw_radar, radar_axes
 from treadle.report.summary import check_environments, check_names, label_prefixes, model_rows
-from treadle.report.tables import COMPARISONS, SUMMARY
+from treadle.report.tables import COMPARISONS, GROUPS, SUMMARY
 
 Row = dict[str, Any]
 
@@ -49,7 +52,10 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
     comparisons = comparison_rows(models, settings)
     context.write(SUMMARY.kind, rows)
     context.write(COMPARISONS.kind, comparisons)
-    for name, content in _files(rows, comparisons, settings).items():
+    known = question_groups(context.inputs.get("questions", ()), settings.group_by)
+    groups = [row for model, rollouts in models.items() for row in group_rows(model, rollouts, known, settings)]
+    context.write(GROUPS.kind, groups)
+    for name, content in _files(rows, comparisons, groups, settings).items():
         context.add_file(SUMMARY.kind, name, content)
     return {
         "num_rollouts": sum(map(len, models.values())),
@@ -61,6 +67,8 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
 
 
 def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[ScoredRollout]]:
+    settings: ReportSettings = context.settings
+    prices = {**settings.model_prices, **settings.prices}
     models: dict[str, list[ScoredRollout]] = {}
     places = zip(context.producers["scores"], (table.digest for table in tables), strict=True)
     for table, prefix in zip(tables, label_prefixes(list(places)), strict=True):
@@ -69,14 +77,18 @@ def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[Sc
             continue
         for batch in table.batches([*COLUMNS, "model"]):
             for row in batch.to_pylist():
-                models.setdefault(prefix + row["model"], []).append(ScoredRollout.from_row(row))
+                rollout = ScoredRollout.from_row(row)
+                cost = rollout_cost(rollout, prices.get(row["model"]), settings.tool_fees)
+                models.setdefault(prefix + row["model"], []).append(replace(rollout, cost=cost))
             context.progress.advance(batch.num_rows)
     return models
 
 
-def _files(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> dict[str, bytes]:
+def _files(
+    rows: Sequence[Row], comparisons: Sequence[Row], groups: Sequence[Row], settings: ReportSettings
+) -> dict[str, bytes]:
     return {
-        "report.md": render_report(rows, comparisons, settings).encode(),
+        "report.md": render_report(rows, comparisons, settings, group_tables(groups)).encode(),
         "summary.json": as_json(rows, comparisons),
         "summary.csv": as_csv(rows, SUMMARY.schema.names),
         "radar.svg": draw_radar(radar_axes(_radar_figures(rows))),

@@ -10,9 +10,10 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.eval.averages import ALL, EVERY, KNOWLEDGE, MATH, average_groups
 from treadle.eval.config import ReportSettings
-from treadle.eval.dataset_figures import DatasetFigures, FigureSums
-from treadle.eval.metrics import bounds_of, is_meaningful
-from treadle.eval.statistics import Interval, average_interval, ratio_interval, share_interval
+from treadle.eval.dataset_figures import DatasetFigures
+from treadle.eval.figures.sums import FigureSums
+from treadle.eval.metrics import bounds_of, is_meaningful, is_per_pass
+from treadle.eval.statistics import Interval, average_interval, per_pass_interval, ratio_interval, share_interval
 from treadle.eval.verdicts import agreement
 
 Row = dict[str, Any]
@@ -45,6 +46,9 @@ def figure_interval(sums: FigureSums, name: str, settings: ReportSettings) -> In
     """
     if sums.value is None:
         return None
+    if sums.is_per_pass:
+        amounts = list(sums.questions.values())
+        return per_pass_interval(amounts, num_samples=settings.bootstrap_samples, seed=settings.seed)
     bounds = bounds_of(name)
     if sums.is_binary and bounds is not None:
         return share_interval([(right, int(count)) for right, count in sums.questions.values()])
@@ -74,9 +78,10 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
 def averaged(figures: Sequence[Collection[str]], environments: Sequence[Sequence[str]]) -> list[str]:
     """Return the figures that an average over data sets has, given those of each: all of them have them.
 
-    Rewards of several environments are not averaged, because each has its own scale. `environments`: of each data set.
+    Rewards of several environments are not averaged, because each has its own scale, and neither are amounts per right
+    answer, which may be infinite. `environments`: of each data set.
     """
-    shared = [name for name in figures[0] if all(name in other for other in figures)]
+    shared = [name for name in figures[0] if not is_per_pass(name) and all(name in other for other in figures)]
     is_of_one = len({name for names in environments for name in names}) == 1
     return shared if is_of_one else [name for name in shared if name != "reward"]
 
@@ -134,12 +139,12 @@ def _rows(
             "dataset": dataset,
             "environments": environments,
             "figure": name,
-            **_interval_columns(interval),
+            **interval_columns(interval),
             **size,
             "num_undecided": sum(part.sums[name].num_undecided for part in group),
         }
     for name, count in counts.items():
-        columns = _interval_columns(None) | {"value": count}
+        columns = interval_columns(None) | {"value": count}
         yield {
             "model": model,
             "dataset": dataset,
@@ -151,7 +156,8 @@ def _rows(
         }
 
 
-def _interval_columns(interval: Interval | None) -> Row:
+def interval_columns(interval: Interval | None) -> Row:
+    """Return the columns with a figure and its interval; all null without one."""
     if interval is None:
         return {"value": None, "low": None, "high": None, "method": None}
     low, high = interval.ends

@@ -86,3 +86,28 @@ COMPARISONS = Table(
     "Pairs of models on the same questions.",
     required=False,
 )
+
+
+GROUPS = Table(
+    "groups",
+    1,
+    ("model", "dataset", "column", "group", "figure"),
+    pa.schema(
+        [
+            column("model", pa.string(), "model of the rollouts"),
+            column("dataset", pa.string(), "data set"),
+            column("column", pa.string(), "column of its questions, such as Level, topic or info.lang"),
+            column("group", pa.string(), "value of that column; (none) for questions without one"),
+            column("figure", pa.string(), "accuracy, score or reward, num_turns, calls_requested, completion_tokens"),
+            column("value", pa.float64(), "the figure; null if no rollout has it", nullable=True),
+            column("low", pa.float64(), "95 % interval, lower end; null if there is none", nullable=True),
+            column("high", pa.float64(), "upper end", nullable=True),
+            column("method", pa.string(), "how the interval was made, as in `summary`", nullable=True),
+            column("num_questions", pa.int64(), "different questions"),
+            column("num_rollouts", pa.int64(), "rows scored"),
+            column("num_undecided", pa.int64(), "rows without this figure"),
+        ]
+    ),
+    "Figures by columns of questions: level, topic, category, language.",
+    required=False,
+)

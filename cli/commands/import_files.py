@@ -33,9 +33,15 @@ def import_() -> None:
     "-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not exist yet."
 )
 @domain_option("Domain (math, qa or choice) of a data_source that is not one of Treadle's own; can be repeated.")
+@click.option(
+    "--tests",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Hidden tests of programs: a file QUESTION_ID.json for each (`treadle import afm tests`).",
+)
 @click.option("--force", is_flag=True, help="Replace an earlier import in that folder.")
 @json_option
-def verl(source: Path, out: Path, domains: dict[str, str], force: bool, as_json: bool) -> None:
+def verl(source: Path, out: Path, domains: dict[str, str], tests: Path | None, force: bool, as_json: bool) -> None:
     """Convert rows of verl's parquet schema (data_source, prompt, reward_model, extra_info) to questions.
 
     Writes a file of questions per domain, and questions.toml, which reads them: pass it after the configuration of a
@@ -44,7 +50,7 @@ def verl(source: Path, out: Path, domains: dict[str, str], force: bool, as_json:
     """
     from treadle.rl.verl.exchange import SOURCES_FILE, import_verl
 
-    counts = import_verl(source, out, domains, replace=force)
+    counts = import_verl(source, out, domains, tests=tests, replace=force)
     if as_json:
         click.echo(sanitized_json({"folder": str(out), "num_questions": counts}))
         return

@@ -27,14 +27,23 @@ SCORED_DOMAINS = ("math", "qa", "choice")
 TASK = "task"
 """Domain of tasks that name none and that their environment scores."""
 AnswerForm = Literal[
-    "plain", "gsm8k", "boxed_solution", "last_box", "first_item", "before_parenthesis", "choice_index", "json_list"
+    "plain",
+    "gsm8k",
+    "boxed_solution",
+    "last_box",
+    "first_item",
+    "before_parenthesis",
+    "choice_index",
+    "json_list",
+    "ground_truth",
 ]
 """Form of the gold answer in its field. `plain`: a string, number, boolean or list of them. `gsm8k`: the number
 after `#### `. `boxed_solution`: the content of the last box of a worked solution, else what follows `#### ` in its last
 line, else all of it if it is one short line; other rows have no gold answer. `last_box`: the same without the short
 line. `first_item`: the first element of a list.
 `before_parenthesis`: up to the first ` (`. `choice_index`: 0-based number of the option. `json_list`: a list of
-strings as JSON text; any other text is the answer itself."""
+strings as JSON text; any other text is the answer itself. `ground_truth`: the same, or an object `{target, question}`,
+also as JSON text."""
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {

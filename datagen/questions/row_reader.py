@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.core.answers.extraction import last_box
+from treadle.core.answers.ground_truth import BadGroundTruth, GroundTruth, decode
 from treadle.core.config import canonical_json
 from treadle.datagen.questions.benchmarks import AnswerForm, Benchmark
 from treadle.datagen.questions.layouts import (
@@ -225,11 +226,24 @@ def _items(value: Any, form: AnswerForm | None) -> list[Any]:
     """Return the single answers in a list, in an object `{value, aliases}`, or in a list as JSON text."""
     if isinstance(value, Mapping) and "aliases" in value:
         return [value.get("value"), *(value.get("aliases") or [])]
+    if form == "ground_truth":
+        return list(_ground_truth(value).answers)
     if form == "json_list" and isinstance(value, str):
         value = _list_of_strings(value)
     if form == "first_item" and isinstance(value, list):
         return value[:1]
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _ground_truth(value: Any) -> GroundTruth:
+    """Return what a row for verl says is right; raise RowRejected if it is not known or tests of a program."""
+    try:
+        truth = decode(value)
+    except BadGroundTruth as error:
+        raise RowRejected("bad_answer", str(error)) from None
+    if truth.tests is not None:
+        raise RowRejected("no_gold_answer", "the row has tests of a program and no gold answer")
+    return truth
 
 
 def _list_of_strings(text: str) -> Any:

@@ -35,7 +35,7 @@ QUESTIONS = Table(
             column(
                 "scorer",
                 pa.string(),
-                "math, qa, qa_characters, choice, workspace_tests or outcome, instead of the domain's; null for none",
+                "math, qa, qa_characters, em, choice, workspace_tests or outcome, instead of the domain's; or null",
                 nullable=True,
             ),
             column(

@@ -44,6 +44,7 @@ SCORERS = Registry(
         "math": "treadle.environments.scorers.math:MathScorer",
         "qa": "treadle.environments.scorers.qa:QaScorer",
         "qa_characters": "treadle.environments.scorers.qa_characters:QaCharactersScorer",
+        "em": "treadle.environments.scorers.em:EmScorer",
         "choice": "treadle.environments.scorers.choice:ChoiceScorer",
         "environment": "treadle.environments.scorers.environment:EnvironmentScorer",
         "workspace_tests": "treadle.environments.scorers.workspace_tests:WorkspaceTestsScorer",

@@ -118,8 +118,8 @@ class RewardRule(Entry):
     """Name -> description of the parts of a reward, the most telling ones first: curves show the first that change."""
 
     type: str = "efficiency"
-    """Type of the rule: `efficiency`, `outcome`, `planning`, `judge`, `my_file.py:Class` for a class in a file next to
-    the configuration, `package.module:Class`, or the name of an entry point."""
+    """Type of the rule: `efficiency`, `outcome`, `em`, `planning`, `judge`, `my_file.py:Class` for a class in a file
+    next to the configuration, `package.module:Class`, or the name of an entry point."""
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ REWARDS = Registry(
     example="my_rewards.py:Short",
     shipped={
         "efficiency": "treadle.rl.rewards.efficiency:EfficiencyReward",
+        "em": "treadle.rl.rewards.em:EmReward",
         "judge": "treadle.rl.rewards.judge:JudgeReward",
         "outcome": "treadle.rl.rewards.outcome:OutcomeReward",
         "planning": "treadle.rl.rewards.planning:PlanningReward",

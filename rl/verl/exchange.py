@@ -6,6 +6,7 @@ Documented in docs/behaviour/selection.md.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 import orjson
 
+from treadle.core.answers.ground_truth import BadGroundTruth, GroundTruth, decode
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.runs.stage import Rows
 from treadle.core.store.exported import new_folder, write_facts
@@ -38,6 +40,9 @@ the question without instructions, its id and source, its options, and the figur
 Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet(folder + "/data")` or
 `polars.read_parquet(folder + "/data")`; verl reads `data/train.parquet`.
 """
+_CODE = "code"
+"""Domain of rows with tests of a program."""
+_TEST_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _FIELDS = (("source", "dataset"), ("question", "question"), ("answer", "answer"), ("split", "split"))
 
 
@@ -55,12 +60,15 @@ def export_verl(rows: Rows, target: Path, *, origin: Mapping[str, str], replace:
     return num_rows
 
 
-def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, replace: bool = False) -> dict[str, int]:
+def import_verl(
+    source: Path, target: Path, domains: Mapping[str, str], *, tests: Path | None = None, replace: bool = False
+) -> dict[str, int]:
     """Write the rows of a verl-style file as questions, one file per domain, with a configuration that reads them.
 
-    `domains`: foreign `data_source` -> domain. Returns the number of questions per domain. Raises DataError naming an
-    invalid row, ConfigError for a `data_source` in `domains` that is Treadle's own or that no row has, and
-    StorageError.
+    `domains`: foreign `data_source` -> domain. `tests`: folder with the hidden tests of programs, a file
+    `<question_id>.json` for each. Rows with tests have the domain `code` and the scorer `stdin_tests`. Returns the
+    number of questions per domain. Raises DataError naming an invalid row, ConfigError for a `data_source` in
+    `domains` that is Treadle's own or that no row has, and StorageError.
     """
     if ours := sorted(domains.keys() & set(DATA_SOURCES.values())):
         raise ConfigError(
@@ -71,7 +79,7 @@ def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, repla
     with new_folder(target, replace=replace) as folder:
         with contextlib.ExitStack() as stack:
             files: dict[str, IO[bytes]] = {}
-            for row in read_verl(source, domains):
+            for row in read_verl(source, domains, tests):
                 if row.domain not in files:
                     files[row.domain] = stack.enter_context((folder / _file_of(row.domain)).open("wb"))
                 files[row.domain].write(row.as_json())
@@ -103,6 +111,7 @@ def _sources(folder: Path, domains: Iterable[str]) -> str:
         lines += ["", "[[questions.sources]]", f"path = {path}", f'domain = "{domain}"']
         lines += [f'{name}_field = "{field}"' for name, field in _FIELDS]
         lines += ['choices_field = "choices"'] if domain == "choice" else []
+        lines += ['scorer = "stdin_tests"', 'payload = ["tests"]'] if domain == _CODE else []
     return "\n".join(lines) + "\n"
 
 
@@ -122,6 +131,8 @@ class ImportedRow:
     id: str
     number: int
     """1-based row of the file."""
+    tests: Mapping[str, Any] | None = None
+    """Tests of a program, which are hidden from the policy; None for an answer."""
 
     def as_json(self) -> bytes:
         """Return a line that the stage `questions` reads."""
@@ -133,10 +144,11 @@ class ImportedRow:
             "id": self.id,
             "row": self.number,
         }
-        return orjson.dumps({**fields, **({"choices": list(self.choices)} if self.choices else {})}) + b"\n"
+        more = {} if self.tests is None else {"tests": self.tests}
+        return orjson.dumps({**fields, **({"choices": list(self.choices)} if self.choices else {}), **more}) + b"\n"
 
 
-def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[ImportedRow]:
+def read_verl(path: Path, domains: Mapping[str, str] | None = None, tests: Path | None = None) -> Iterator[ImportedRow]:
     """Yield the rows of a verl-style parquet (or JSON Lines) file as questions.
 
     The question is `extra_info.question`, else the last user message, including any instructions in it. The data set is
@@ -148,29 +160,56 @@ def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[
         if row.value is None:
             raise DataError(f"{where}: {row.detail}")
         try:
-            yield _imported_row(row.value, row.number, domains)
+            yield _imported_row(row.value, row.number, domains, tests)
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
 
 
-def _imported_row(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] | None) -> ImportedRow:
+def _imported_row(
+    fields: Mapping[str, Any], number: int, domains: Mapping[str, str] | None, folder: Path | None
+) -> ImportedRow:
     info, reward = _object(fields, "extra_info"), _object(fields, "reward_model")
     data_source = fields.get("data_source")
     if not isinstance(data_source, str):
         raise DataError("it has no data_source, so it is not a row of verl's schema")
-    choices = tuple(texts_of(info.get("choices"), "option"))
+    truth = _truth(reward.get("ground_truth"))
+    is_code = truth.tests is not None
+    choices = () if is_code else tuple(texts_of(info.get("choices"), "option"))
+    named = "choice" if choices else _CODE if is_code else domain_of(data_source, domains)
     return ImportedRow(
         question=_question(fields, info),
-        answers=tuple(gold_answers(reward.get("ground_truth"))),
+        answers=() if is_code else tuple(gold_answers(truth.answers)),
         choices=choices,
         dataset=_text(info.get("source")) or data_source,
         data_source=data_source,
         # A scorer other than the domain's is not imported; the benchmark's configuration sets it as `scorer`.
-        domain="choice" if choices else domain_of(data_source, domains).removesuffix("_characters"),
+        domain=named.removesuffix("_characters"),
         split="train" if _text(info.get("split")) in ("", "train") else "heldout",
         id=_text(info.get("id")) or _text(info.get("index")),
         number=number,
+        tests=_tests(truth, folder) if is_code else None,
     )
+
+
+def _truth(ground_truth: Any) -> GroundTruth:
+    try:
+        return decode(ground_truth)
+    except BadGroundTruth as error:
+        raise DataError(str(error)) from None
+
+
+def _tests(truth: GroundTruth, folder: Path | None) -> Mapping[str, Any]:
+    """Return the tests of a program: those in the folder, else the row's own if they are complete."""
+    given, name = truth.tests or {}, truth.question_id
+    if folder is not None and _TEST_FILE.fullmatch(name) and (file := folder / f"{name}.json").is_file():
+        found = orjson.loads(file.read_bytes())
+        if not isinstance(found, dict):
+            raise DataError(f"{file} is no object with tests")
+        return found
+    if "functional" in given and not {"inputs", "stdin"} & given.keys():
+        where = f"there is none in {folder}" if folder is not None else "give the folder of the tests with --tests"
+        raise DataError(f"its tests are stored apart, as {name[:60]!r}.json; {where}")
+    return given
 
 
 def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:

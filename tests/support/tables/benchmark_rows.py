@@ -165,6 +165,24 @@ SAMPLES: dict[str, Sample] = {
         ),
         (["17"], ["blue, white"], ["Ida Brandt"]),
     ),
+    "popqa": Sample(
+        "qa",
+        "local",
+        (
+            {"id": 1, "prop": "author", "question": "Who wrote Orre?", "possible_answers": '["Ida Holt", "I. Holt"]'},
+            {"question": "In what land is Tesk?", "answer": ["Vorna", "the Vorna"], "data_source": "popqa"},
+        ),
+        (["Ida Holt", "I. Holt"], ["Vorna", "the Vorna"]),
+    ),
+    "browsecomp": Sample(
+        "qa",
+        "web",
+        (
+            {"question": "Which mill burned twice?", "answer": "Orre mill", "topic": "History", "canary": "X"},
+            {"problem": "Who drew the first map?", "answer": "Ida", "problem_topic": "Art", "canary": "X"},
+        ),
+        (["Orre mill"], ["Ida"]),
+    ),
     "gpqa": Sample(
         "choice",
         "web",

@@ -244,7 +244,7 @@ def _timed(
             yield {
                 "rollout_key": row["rollout_key"], "attempt": 1, "finished_at": "", "endpoint": "",
                 **dict(zip(("seconds", "model_seconds", "tool_seconds"), seconds, strict=True)),
-                "seconds_by_tool": _by_tool(row["tools"], seconds[2]),
+                "seconds_by_tool": _by_tool(row["tools"], seconds[2]), "call_times": [],
                 **dict.fromkeys(counts, 0), "turns": [], "num_restarts": 0, "voided_tokens": 0, "odd_answers": "{}",
             }  # fmt: skip
 

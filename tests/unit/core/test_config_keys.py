@@ -50,6 +50,7 @@ FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_time
 FetchSettings.max_per_host FetchSettings.max_per_query FetchSettings.reader_processes FetchSettings.user_agent
 ProviderSettings.api_key_envs ProviderSettings.max_queries_per_s ProviderSettings.request_timeout_s
 ProviderSettings.retry_limit ProviderSettings.url ProviderSettings.zone
+ReportSettings.model_prices
 CurriculumSettings.phases QuestionSettings.preset FlowSettings.device_wait_s FlowSettings.iterations
 FlowSettings.trackers FlowSettings.workers
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
@@ -110,6 +111,7 @@ FIXED = {
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
     "WorkspaceSettings.backend",
     "EfficiencyReward.type", "EfficiencyReward.code_file", "EfficiencyReward.code_sha256",
+    "EmReward.type", "EmReward.code_file", "EmReward.code_sha256",
     "PlanningReward.type", "PlanningReward.code_file", "PlanningReward.code_sha256",
     "JudgeReward.type", "JudgeReward.code_file", "JudgeReward.code_sha256",
     "OutcomeReward.type", "OutcomeReward.code_file", "OutcomeReward.code_sha256",
@@ -165,6 +167,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "JudgeReward.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
+    "ReportSettings.prices": ({"near": {"prompt_per_million": 1.0, "completion_per_million": 2.0}},),
+    "ReportSettings.model_prices": ({"near": {"prompt_per_million": 1.0, "completion_per_million": 2.0}},),
+    "ReportSettings.tool_fees": ({"search": 0.005},),
     "Correctness.models": (["near"],),
     "Correctness.domains": (["qa"],),
     "Rubric.models": (["near"],),
@@ -330,6 +335,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "conversion": {"texts": [{"path": f"{tmp_path}/texts.jsonl"}]},
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
+        "report": {"prices": {"vllm": {"prompt_per_million": 0.5, "completion_per_million": 1.5}}},
         "scores": {
             "judges": {"on_failed": "rule", "domains": ["qa", "math"]},
             "redundancy": {"votes": 9, "sampling": {"max_tokens": 64}},
@@ -347,6 +353,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "rl": {"reward": judge},
         "flow": {"stages": ["rollouts", "scores", "rl"], "models": ["near"]},
     }
+    exact = {**judged, "rl": {"reward": {"type": "em"}}}
     web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
     # Policies are reinforced with recorded searches alone, so without that stage here.
     abroad = {
@@ -380,7 +387,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "flow": with_tools["flow"],
     }
     planning_apart = {**planning, "environment": {"type": "planning", **apart["environment"]}}
-    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged)
+    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact)
     return [load_config(TreadleConfig, data=data) for data in trees]
 
 

@@ -17,7 +17,9 @@ from support.tables.scored_rollouts import averages, rollouts, scored
 from treadle.environments.planning.figures import PlanFigures
 from treadle.environments.planning.parts import PARTS, is_planning
 from treadle.eval.averages import average_groups
-from treadle.eval.dataset_figures import DatasetFigures, FigureSums, dataset_figures, figure_sums, pass_at_ks
+from treadle.eval.dataset_figures import DatasetFigures, dataset_figures, figure_sums
+from treadle.eval.figures.attempts import pass_at_ks
+from treadle.eval.figures.sums import FigureSums
 from treadle.eval.metrics import FIGURES, figures_of, notes_of, reasoning_length, title_of
 from treadle.eval.scored_rollout import ScoredRollout
 
@@ -184,7 +186,7 @@ def test_metrics_without_a_verdict_cover_all_rollouts() -> None:
 def test_dataset_without_verdicts_has_verdict_free_metrics() -> None:
     means = values_of(one(scored(None, 2), scored(None, 4, question_key="q1")))
     of_verdicts = {"score", "accuracy", "efficiency", "reasoning_length"}
-    of_verdicts |= {"successful_execution", "successful_execution_strict"}
+    of_verdicts |= {"successful_execution", "successful_execution_strict", "calls_of_pass", "tokens_of_pass"}
     without_judge = {"conciseness", "conciseness_tool_users"}
     assert {name for name, value in means.items() if value is None} == of_verdicts | without_judge
     assert means["calls_requested"] == 3

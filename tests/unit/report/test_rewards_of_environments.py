@@ -64,7 +64,9 @@ def test_calls_are_shown_if_the_environment_has_tools() -> None:
 
 def test_answers_have_no_rewards() -> None:
     rows = rows_of([scored(1.0, question_key="a"), scored(0.0, question_key="b")])
-    assert rows.keys() & FIGURES.keys() == {name for name, figure in FIGURES.items() if figure.of != "rewards"}
+    assert rows.keys() & FIGURES.keys() == {
+        name for name, figure in FIGURES.items() if figure.of != "rewards" and not figure.is_money
+    }
 
 
 def test_models_are_compared_by_reward() -> None:

@@ -144,7 +144,7 @@ def test_folder_is_read_like_a_hub_dataset(bench: Bench, monkeypatch: pytest.Mon
 
 def test_published_routes_are_registered() -> None:
     local = {name for name, benchmark in RULES.items() if benchmark.search == "local"}
-    named = {"2wiki", "bamboogle", "musique", "hotpotqa", "csbench", "nq", "triviaqa"}
+    named = {"2wiki", "bamboogle", "musique", "hotpotqa", "csbench", "nq", "popqa", "triviaqa"}
     assert local == named | {"2wikimultihopqa", "2wikimqa", "hotpot_qa", "trivia_qa"}
     assert {RULES[name].search for name in RULES.keys() - local} == {rule_for("unheard-of").search} == {"web"}
 

@@ -40,6 +40,9 @@ def asked(text: str, *before: Row) -> list[Row]:
     return [*before, {"role": "user", "content": text}]
 
 
+TARGET = '{"target": ["a", "b"], "question": "Q?"}'
+
+
 PLAIN: list[tuple[str, Row, str, list[str]]] = [
     (
         "musique",
@@ -78,6 +81,13 @@ PLAIN: list[tuple[str, Row, str, list[str]]] = [
         "Q?",
         ["a", "b"],
     ),
+    (
+        "nq",
+        {"prompt": asked("Answer: Q?"), "extra_info": {"question": "Q?"}, "reward_model": {"ground_truth": TARGET}},
+        "Q?",
+        ["a", "b"],
+    ),
+    ("set", {"prompt": asked("P"), "reward_model": {"ground_truth": '{"x": 1}'}}, "P", ['{"x": 1}']),
     (
         "verl",
         {

@@ -1,0 +1,1 @@
+"""What figures of scored rollouts are computed from: terms by question, attempts, prices."""
