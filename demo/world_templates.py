@@ -343,5 +343,7 @@ def recognise(question: str) -> RecognizedQuestion | None:
         if match:
             found = match.groupdict()
             numbers = {slot: int(value) for slot, value in found.items() if slot in "xyz"}
-            return RecognizedQuestion(template, {slot: value for slot, value in found.items() if slot in SLOTS}, numbers)
+            return RecognizedQuestion(
+                template, {slot: value for slot, value in found.items() if slot in SLOTS}, numbers
+            )
     return None
