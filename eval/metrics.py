@@ -196,7 +196,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "reasoning_length": Figure(
             "correctness per 1,000 tokens", "P/1000", _mean(_reasoning_length), of="answers", place="behaviour"
         ),
-        "num_turns": Figure("turns", "turns", _mean(lambda rollout: rollout.num_turns), of="rewards", place="headline"),
+        "num_turns": Figure("turns", "turns", _mean(lambda rollout: rollout.num_turns), place="headline"),
         "truncated": Figure(
             "truncated", "truncated", _mean(lambda rollout: float(rollout.truncated)), _SHARE, of="rewards"
         ),

@@ -152,7 +152,7 @@ def scored_row(
         "correct": score.correct,
         "score": score.score,
         "is_reward": is_scored and scorer.SCALE == "reward",
-        "parts": part_items(score.parts),
+        "parts": part_items({**_parts_of_episode(answer, scorer), **score.parts}),
         "scorer": score.scorer,
         "error": score.error,
         "efficiency": None if score.score is None else efficiency(score.score, row["calls_requested"]),
@@ -166,3 +166,9 @@ def scored_row(
         "votes_no": no,
         "votes_abstained": abstained,
     }
+
+
+def _parts_of_episode(answer: Answer, scorer: Scorer) -> Mapping[str, float]:
+    """Return figures that the environment gave for an episode whose score is not its own."""
+    outcome = answer.outcome
+    return outcome.parts if outcome is not None and scorer.READS == "answer" else {}

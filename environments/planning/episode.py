@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from treadle.agent.contract import (
+    CallRecord,
     EpisodeOptions,
     InitialState,
     Message,
@@ -14,8 +15,10 @@ from treadle.agent.contract import (
     StepContext,
     Task,
 )
+from treadle.agent.dialects.base import RESULT, Segment
 from treadle.environments.planning.calls import PlannedCalls
 from treadle.environments.planning.entry_calls import entries_prompt
+from treadle.environments.planning.figures import plan_figures
 from treadle.environments.planning.settings import PlanningSettings
 from treadle.environments.tools.calls import CallLimits
 
@@ -30,6 +33,8 @@ class PlanningEpisode:
         self._dialect = settings.turn_dialect
         self._calls = calls
         self._max_turns = settings.turn_limit()
+        self._segments: list[Segment] = []
+        self._records: list[CallRecord] = []
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         """Return instructions and question as one message."""
@@ -47,6 +52,11 @@ class PlanningEpisode:
 
         Calls of the last turn are not run: the rollout ends with `max_turns`.
         """
+        observation = await self._reaction(turn, context)
+        self._keep(turn, observation)
+        return observation
+
+    async def _reaction(self, turn: ModelTurn, context: StepContext) -> Observation:
         if self._dialect.has_answer(turn):
             return Observation(status="answered")
         if turn.calls and turn.number + 1 >= self._max_turns:
@@ -78,10 +88,27 @@ class PlanningEpisode:
         """Count the calls of an observation; bring tools with state into theirs."""
         if turn.calls:
             await self._calls.replay(turn, observation, context)
+        self._keep(turn, observation)
+
+    def _keep(self, turn: ModelTurn, observation: Observation) -> None:
+        self._segments += self._dialect.segments(turn.text)
+        self._segments += [Segment(RESULT, message.text, 0, 0) for message in observation.messages]
+        self._records += observation.calls
 
     async def outcome(self) -> Outcome | None:
-        """Return what tools with state can tell; an answer is scored from the stored rollout."""
-        return await self._calls.outcome()
+        """Return the figures of the rollout as parts, and what tools with state can tell.
+
+        An answer is scored from the stored rollout.
+        """
+        calls = [
+            {"id": record.id, "turn": record.turn, "status": record.status, "note": record.note}
+            for record in self._records
+        ]
+        faults = self._dialect.faults(self._segments, [(record.tool, record.status) for record in self._records])
+        segments = [{"kind": one.kind, "text": one.text} for one in self._segments]
+        found = plan_figures(segments, calls, self._dialect, self._settings.scheduling, faults)
+        told = await self._calls.outcome() or Outcome()
+        return replace(told, parts={**found.parts(), **told.parts})
 
     async def close(self) -> None:
         """Release tools with state."""

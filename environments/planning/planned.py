@@ -1,7 +1,7 @@
 """Say what the calls of a turn have to do with the plan: their tasks, the calls that they wait for, and their places.
 
-A query belongs to the task that it names, as in `T2: query`; without a name to the unanswered task whose words it
-shares most. Only names and graph markup make a call wait: a guess never delays one.
+A query belongs to the task that it names, as in `T2: query`; without a name to the task whose words it shares most.
+Only names and graph markup make a call wait: a guess never delays one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def planned_calls(calls: Sequence[Call], plan: Plan | None, done: Collection[str
             argument = _places_of(query, task, plan)
             found.append(PlannedCall(Call(call.id, call.tool, {parameter: query}), task, argument, is_named=True))
         else:
-            task = closest_task(str(text), [node for node in plan.nodes if node.id not in taken])
+            task = closest_task(str(text), plan.nodes, taken)
             found.append(PlannedCall(call, task, Template((str(text),))))
         taken.add(task)
     return tuple(found)
@@ -88,12 +88,15 @@ def _shown(template: Template) -> str:
     return template.filled({place: f"{{{place}}}" for place in template.places})
 
 
-def closest_task(query: str, nodes: Sequence[PlanNode]) -> str:
-    """Return the id of the task whose description shares most words with a query; empty if none shares one."""
+def closest_task(query: str, nodes: Sequence[PlanNode], taken: Collection[str] = ()) -> str:
+    """Return the id of the task whose description shares most words with a query; empty if none shares one.
+
+    Of several the first one that is not taken.
+    """
     words = _words(query)
-    shared = {node.id: len(words & _words(node.description)) for node in nodes}
-    best = max(shared, key=lambda id: shared[id], default="")
-    return best if best and shared[best] else ""
+    rank = {node.id: (len(words & _words(node.description)), node.id not in taken) for node in nodes}
+    best = max(rank, key=lambda id: rank[id], default="")
+    return best if best and rank[best][0] else ""
 
 
 def _words(text: str) -> set[str]:

@@ -117,6 +117,11 @@ def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory)
         "tool_seconds": usage.tool_seconds,
         "seconds_by_tool": seconds_by_tool(trajectory.calls),
         "turns": [asdict(turn) for turn in usage.turns],
+        "call_times": [
+            {"id": call.id, "started_s": call.started_s, "seconds": call.seconds}
+            for call in trajectory.calls
+            if call.executed and call.id
+        ],
         "num_requests": usage.num_requests,
         "num_retries": usage.num_retries,
         "endpoint": usage.endpoint,

@@ -55,6 +55,11 @@ _TOOL_SECONDS = pa.list_(
 )
 
 
+_CALL_TIMES = pa.list_(
+    pa.struct([required("id", pa.string()), required("started_s", pa.float64()), required("seconds", pa.float64())])
+)
+
+
 _TURN_USAGE = pa.list_(
     pa.struct(
         [
@@ -237,6 +242,12 @@ ROLLOUT_TELEMETRY = Table(
                 _TURN_USAGE,
                 "tokens of each request in order, seconds until its answer, and seconds of the calls in it; without "
                 "the turns of a prefix",
+            ),
+            column(
+                "call_times",
+                _CALL_TIMES,
+                "calls that ran, by their ids: seconds from the first call of the turn to their start, and how long "
+                "they took; without calls before a restart",
             ),
             column("num_requests", pa.int32(), "requests that were answered"),
             column("num_retries", pa.int32(), "requests that were sent again"),

@@ -25,9 +25,10 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.environments.planning.calls import DUPLICATE
 from treadle.environments.planning.entry_calls import read_entry_call
 from treadle.environments.planning.episode import LAST_TURN_NOTICE
+from treadle.environments.planning.figures import batches, call_times
 from treadle.environments.planning.runtime import PlanningRuntime
 from treadle.environments.planning.settings import PlanningSettings
-from treadle.environments.rollouts.rows import row_of
+from treadle.environments.rollouts.rows import row_of, telemetry_of
 
 QUESTION = Task("q", "Who was born first?", dataset="world", domain="qa")
 ANSWER = "<think>done</think><answer>X</answer>"
@@ -313,3 +314,41 @@ def test_the_stored_calls_have_ids_and_no_times() -> None:
     calls = orjson.loads(row_of({}, made, "", "")["tool_calls"])
     assert [call["id"] for call in calls] == ["t0.call_wiki_search_0_0", "t0.call_wiki_search_0_1"]
     assert not any("seconds" in call or "started_s" in call for call in calls)
+
+
+def test_the_figures_of_a_rollout_are_parts_of_its_outcome() -> None:
+    texts = [
+        LISTED + "<wiki_search>birth year of A | birth year of B</wiki_search>",
+        "<think>again</think><wiki_search>birth year of a | something else</wiki_search>",
+        ANSWER,
+    ]
+    made, _ = played(texts)
+    assert made.outcome is not None and made.outcome.reward is None and made.outcome.success is None
+    assert made.outcome.parts == {
+        "steps": 2, "batch_width": 1.5, "max_batch_width": 2, "duplicate_calls": 1, "blocked_calls": 0, "plans": 1,
+        "faults": 0, "bad_plans": 0, "plan_tasks": 3, "plan_levels": 2, "early_calls": 0, "tasks_not_run": 0,
+        "calls_outside_plan": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheduling", "early"), [("tags", 1.0), ("levels", 0.0)])
+def test_a_call_beside_the_task_that_it_needs_is_early_without_a_schedule(scheduling: str, early: float) -> None:
+    plan = "<plan>T1: a\n- Dependencies: none\nT2: b\n- Dependencies: T1</plan>"
+    made, _ = played([f"{plan}<wiki_search>T1: a | T2: b</wiki_search>", ANSWER], scheduling=scheduling)
+    assert made.outcome is not None and made.outcome.parts["early_calls"] == early
+
+
+@pytest.mark.parametrize(("scheduling", "chain"), [("levels", 7.0), ("dataflow", 7.0), ("tags", 7.0)])
+def test_the_critical_path_is_that_of_the_plan(scheduling: str, chain: float) -> None:
+    plan = "<plan>T1: a\n- Dependencies: none\nT2: b\n- Dependencies: none\nT3: c\n- Dependencies: T1\n"
+    plan += "T4: d\n- Dependencies: T2, T3</plan>"
+    search = Search(seconds={"1": 2.0, "2": 5.0, "3": 4.0, "4": 1.0})
+    made, took = played(
+        [f"{plan}<wiki_search>T1: 1 | T2: 2 | T3: 3 | T4: 4</wiki_search>", ANSWER], search, scheduling=scheduling
+    )
+    telemetry = telemetry_of("k", 1, took, made)
+    row = row_of({}, made, "", "")
+    found = batches(orjson.loads(row["segments"]), orjson.loads(row["tool_calls"]), PlanningSettings().turn_dialect)
+    times = call_times(found, telemetry["call_times"])
+    assert (times.sequential_s, times.batch_s, times.critical_path_s) == pytest.approx((12.0, 5.0, chain))
+    assert times.wall_s == pytest.approx(took) and times.speed_up == pytest.approx(2.4)

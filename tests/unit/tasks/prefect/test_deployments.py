@@ -54,10 +54,12 @@ def test_form_has_the_keys_of_every_registered_environment(monkeypatch: pytest.M
     monkeypatch.setattr("treadle.core.registry.entry_point_places", lambda group: points.get(group, {}))
     schema = parameter_schema(flywheel.flywheel).model_dump_for_openapi()
     types = schema["definitions"]["TreadleConfig"]["properties"]["environment"]["anyOf"]
-    assert [one["title"] for one in types] == ["question", "guess", "class in a file or module", "type alone"]
-    top = types[1]["properties"]["top"]
+    assert [one["title"] for one in types] == [
+        "question", "planning", "guess", "class in a file or module", "type alone",
+    ]  # fmt: skip
+    top = types[2]["properties"]["top"]
     assert (top["default"], top["description"], top["type"]) == (100, "Largest number.", "integer")
-    assert types[1]["description"] == "Guess a number that the environment thinks of."
+    assert types[2]["description"] == "Guess a number that the environment thinks of."
     for allowed in (
         {"python": {"enabled": False}},
         {"type": "guess", "top": 8},
