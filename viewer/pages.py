@@ -103,6 +103,8 @@ def trajectory(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) 
         "timeline": timeline_of(piece for piece in pieces if piece.kind != FRAME),
         "verdict": verdict_of(one),
         "reward": reward_of(one),
+        "reward_heading": "Reward" if one.kind == "rl_rollouts" or one.row.get("reward") is not None else "Episode",
+        "plan": one.plan,
         "facts": _facts(one),
         "edit_text": one.row.get("edit_text", ""),
         "error": one.row.get("error"),

@@ -11,6 +11,8 @@ import orjson
 
 from treadle.eval.tables import SCORES
 from treadle.viewer.catalogue import Snapshot
+from treadle.viewer.plans.chart import PlanChart
+from treadle.viewer.plans.reading import chart_of
 from treadle.viewer.tables import collect_problem
 from treadle.viewer.trajectories import InstancePart
 
@@ -60,6 +62,8 @@ class LoadedTrajectory:
     """Error messages of related data that cannot be read."""
     judgements: Sequence[Mapping[str, Any]] = ()
     """Rows of `judgements` about its answer and its calls."""
+    plan: PlanChart | None = None
+    """Calls of a planning agent over time; None for others."""
 
     @property
     def targets(self) -> np.ndarray | None:
@@ -109,6 +113,10 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> LoadedTrajec
     )
     with collect_problem(problems):
         one = replace(one, judgements=_judgements(snapshot, part, one))
+    if one.kind == "rollouts" and one.calls:
+        with collect_problem(problems):
+            places = (instance, facts["environment"], key)
+            one = replace(one, plan=chart_of(snapshot.run, *places, (one.segments, one.calls)))
     return one
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,10 @@ _PAGE_PIECES = 5_000
 _BRIEF_CHARS = 400
 _PREVIEW_CHARS = 160
 _MAX_NAME_CHARS = 64
-_MARKERS = {REASONING: "think"}
-"""Kind -> name of its markers, if that is another."""
+_MARKERS: Mapping[str, tuple[str, ...]] = {REASONING: ("think",), RESULT: (RESULT, "observation", "information")}
+"""Kind -> words that its markers may have, if these differ from the kind."""
+_OF_A_BATCH = re.compile(r"(t\d+\.call_.+_\d+)_\d+")
+"""Id of one query of a tag that holds several; group 1 stands for the tag."""
 
 SegmentRow = Mapping[str, Any]
 """Dict with kind, text, start and end. The last two index token ids, and are equal if there are none."""
@@ -135,7 +138,9 @@ def without_markers(segment: SegmentRow) -> tuple[str, bool]:
     if not has_markers(segment["kind"]):
         return segment["text"].strip("\n"), False
     kind: str = segment["kind"]
-    tag, text = Tag(_MARKERS.get(kind, kind)), segment["text"].strip()
+    text = segment["text"].strip()
+    tags = [Tag(word) for word in _MARKERS.get(kind, (kind,))]
+    tag = next((one for one in tags if text.startswith(one.opening)), tags[0])
     inner = text.removeprefix(tag.opening)
     # With native calls, calls, reasoning and answers may have no markers.
     is_closed = inner.endswith(tag.closing) or (kind in (TOOL_CALL, REASONING, ANSWER) and inner == text)
@@ -145,8 +150,9 @@ def without_markers(segment: SegmentRow) -> tuple[str, bool]:
 def calls_by_place(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     """Map the index of a segment to the ledger entry of the call in it; the ledger says what are calls.
 
-    Empty if the ledger does not have exactly one entry for each call in the text.
+    Queries of one tag count as one call. Empty if the ledger does not have exactly one entry for each call in the text.
     """
+    calls = _tags(calls)
     tools = {call["tool"] for call in calls}
     places = [
         place
@@ -157,6 +163,17 @@ def calls_by_place(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, 
         return {}
     found = dict(zip(places, calls, strict=True))
     return found if all(segments[place]["kind"] in (TOOL_CALL, found[place]["tool"]) for place in places) else {}
+
+
+def _tags(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return one entry per tag: of several queries the first one that did not go well, else the first."""
+    found: dict[object, Mapping[str, Any]] = {}
+    for place, call in enumerate(calls):
+        match = _OF_A_BATCH.fullmatch(call.get("id", ""))
+        key = match[1] if match else place
+        if key not in found or (found[key]["status"] == "ok" and call["status"] != "ok"):
+            found[key] = call
+    return list(found.values())
 
 
 def call_kinds(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, Any]] = ()) -> frozenset[str]:

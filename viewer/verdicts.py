@@ -152,7 +152,9 @@ def _environment_reward(row: Mapping[str, Any]) -> list[tuple[str, float | None,
         return []
     is_sum = outcome.get("reward") is None
     meaning = f"sum of {len(rewards):,} turn{'' if len(rewards) == 1 else 's'}" if is_sum and rewards else "at its end"
-    parts = [("reward", row.get("reward"), f"from the environment, {meaning}")]
+    has_reward = row.get("reward") is not None or outcome.get("success") is not None
+    parts = [("reward", row.get("reward"), f"from the environment, {meaning}")] if has_reward else []
     if outcome.get("success") is not None:
         parts.append(("success", float(outcome["success"]), "1: the task is solved"))
-    return parts + [(name, value, "part of the reward") for name, value in (outcome.get("parts") or {}).items()]
+    of = "part of the reward" if has_reward else ""
+    return parts + [(name.replace("_", " "), value, of) for name, value in (outcome.get("parts") or {}).items()]

@@ -1,0 +1,1 @@
+"""Draw the calls of planning agents over time, with what each waits for."""
