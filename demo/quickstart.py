@@ -12,7 +12,7 @@ from treadle.core.engines.cache import Notify, cache_root
 from treadle.core.engines.environments import choose_variant, install, is_installed, lock_fact
 from treadle.core.runs.run import list_runs
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.demos import NUM_DOCUMENTS, Demo
+from treadle.demo.demos import DEMOS, NUM_DOCUMENTS
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.world_files import write_world
 from treadle.tasks.config import TreadleConfig
@@ -23,13 +23,14 @@ ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 3), "trl": ("TRL", 2)}
 
 
 def demo_configuration(
-    demo: Demo, root: Path, *, fresh: bool, tutor_only: bool, overrides: Sequence[str] = (), notify: Notify
+    name: str, root: Path, *, fresh: bool, tutor_only: bool, overrides: Sequence[str] = (), notify: Notify
 ) -> tuple[str, TreadleConfig]:
     """Prepare what a demo needs; return the name of its run and its configuration.
 
     Installs missing engines unless `tutor_only`, and writes the world below `root`. The run is the newest demo there;
     `fresh` starts the next one. `overrides` are KEY=VALUE as for `treadle run`. Raises ConfigError, EngineError.
     """
+    demo = DEMOS[name]
     load_config(TreadleConfig, (demo.config,), overrides)  # report a wrong key before anything is installed
     if not tutor_only:
         _install_engines(demo.engines, notify)

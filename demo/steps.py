@@ -47,7 +47,8 @@ GAP_STEPS: Mapping[str, DemoStep] = {
     "rollouts@tuned": DemoStep("it answers held-out comparisons, fact after fact and all facts at once, on vLLM", 300),
     "report": DemoStep("tables and charts", 1),
 }
-"""Steps of `treadle demo gap`."""
+"""Steps of `treadle demo gap`; the times are estimates from those above, by numbers of tokens."""
+DEMO_STEPS = {"flywheel": STEPS, "gap": GAP_STEPS}
 _OTHER = DemoStep("", 1)
 _PRIOR_S = 60.0
 """Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""

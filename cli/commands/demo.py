@@ -15,7 +15,6 @@ from treadle.cli.shown_runs import run_shown, shown_flow_run
 if TYPE_CHECKING:
     from treadle.cli.views.progress import ProgressView
     from treadle.core.runs.run import Run
-    from treadle.demo.demos import DemoName
     from treadle.tasks.config import TreadleConfig
 
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 @set_option
 @root_option
 def demo(
-    name: DemoName, fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str, ...], root: str | Path
+    name: str, fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str, ...], root: str | Path
 ) -> None:
     """Train a small model on what the flywheel makes, and measure what it learned.
 
@@ -48,25 +47,21 @@ def demo(
     from treadle.cli.views.demo_summary import print_demo_end
     from treadle.cli.views.progress import ProgressView
     from treadle.core.errors import ConfigError, RunError
-    from treadle.demo.demos import DEMOS
     from treadle.demo.quickstart import demo_configuration
-    from treadle.demo.steps import GAP_STEPS, STEPS, DemoSteps
+    from treadle.demo.steps import DEMO_STEPS, DemoSteps
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.planning.run_setup import open_run
 
     if not isinstance(root, Path):
         raise ConfigError("the demo writes its world next to its run: give a local folder as --root")
-    run_id, config = demo_configuration(
-        DEMOS[name], root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say
-    )
+    run_id, config = demo_configuration(name, root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
     instances = flow_instances(config)
+    command = "treadle demo" if name == "flywheel" else f"treadle demo {name}"
     try:
         opened = open_run(root, run_id, config)
     except RunError as error:
-        raise RunError(f"{error}; or start over with: treadle demo {name} --fresh") from error
-    steps = DemoSteps(
-        instances, opened, timed=not (tutor_only or overrides), steps=GAP_STEPS if name == "gap" else STEPS
-    )
+        raise RunError(f"{error}; or start over with: {command} --fresh") from error
+    steps = DemoSteps(instances, opened, timed=not (tutor_only or overrides), steps=DEMO_STEPS[name])
     view = ProgressView(steps=steps)
     with ExitStack() as stack:
         server = None
@@ -75,7 +70,7 @@ def demo(
 
             server = stack.enter_context(available_server(say))
         _make_demo(opened, config, view, as_flow=server is not None)
-        print_demo_end(opened, view.records, config, DEMOS[name])
+        print_demo_end(opened, view.records, config, name)
         if server is not None and view.url:
             click.echo(f"the flow run in Prefect: {server.url_after_exit(view.url)}")
 

@@ -18,11 +18,10 @@ from treadle.core.untrusted.sanitize import sanitize
 from treadle.tasks.summaries.stage_report import stage_report
 
 if TYPE_CHECKING:
-    from treadle.demo.demos import Demo
     from treadle.tasks.config import TreadleConfig
 
 
-def print_demo_end(run: Run, records: Sequence[StageRecord], config: TreadleConfig, demo: Demo) -> None:
+def print_demo_end(run: Run, records: Sequence[StageRecord], config: TreadleConfig, name: str) -> None:
     """Print the results of the demo's pools, training and models, write its report page, and print all folders."""
     from treadle.tasks.page.build import report_page
     from treadle.tasks.page.file import write_page
@@ -32,19 +31,20 @@ def print_demo_end(run: Run, records: Sequence[StageRecord], config: TreadleConf
         if (report := stage_report(record, run)) is not None:
             shown = report_view if record.stage == "rl" else sentences_view  # its curves are worth showing
             out.print("\n", shown(record.address, report), sep="", end="")
-    out.print(figures_view(_results(run, config, demo)))
+    out.print(figures_view(_results(run, config, name)))
     page = Path(run.storage.location()).absolute() / f"{run.run_id}.html"
     write_page(page, report_page([run]))
     click.echo(sanitize(f"\nreport: {page} (open it in a browser)\n"))
     print_places(run, records)
 
 
-def _results(run: Run, config: TreadleConfig, demo: Demo) -> list[Figures]:
+def _results(run: Run, config: TreadleConfig, name: str) -> list[Figures]:
     """Return the tables of a demo: of its models, or of the environments that one model answers in."""
+    from treadle.demo.demos import DEMOS
     from treadle.demo.planning_results import answers_of, planning_figures
     from treadle.demo.results import differences, outcome
 
     models = config.flow.models
-    if demo.environments:
+    if DEMOS[name].environments:
         return [planning_figures(answers_of(run, model, config.named_environments())) for model in models]
     return [outcome(run, models), differences(run, models)]
