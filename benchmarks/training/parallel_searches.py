@@ -14,29 +14,32 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.parts.delayed_search import TREADLE, delayed_search
 from benchmarks.parts.figures import Figure, add_json_option, publish
+from treadle.core.config import load_config
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.tables import MODEL_FOLDER
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.demos import DEMOS
 from treadle.demo.embedded_model import embedded_tokenizer
-from treadle.demo.planning_results import PARALLEL, SEQUENTIAL, Answers, answers_of, paired_accuracy
+from treadle.demo.planning_results import PARALLEL, SEQUENTIAL, AnsweredQuestion, Answers, answers_of, paired_accuracy
 from treadle.demo.world import World
 from treadle.demo.world_files import write_world
+from treadle.eval.statistics import ratio_interval, wilson_interval
 from treadle.tasks.config import TreadleConfig
 
 GAP = DEMOS["gap"]
 MOST_DIFFERENCE = 0.05
 """Largest distance of the ends of the interval of the difference in accuracy from 0."""
 LEAST_FALL = 0.25
-"""Smallest fall in turns, and in wall time with the largest latency."""
+"""Smallest fall in turns, and in wall time if a search takes 3 s."""
+NUM_SAMPLES = 10_000
+"""Samples of the bootstrap."""
 
 
 def inline(value: Any) -> str:
@@ -95,8 +98,6 @@ class Seed:
         return Path(run.rows(record.outputs["checkpoint"]).folder(MODEL_FOLDER))
 
     def _run(self, name: str, tables: dict[str, Any]) -> tuple[Run, Answers]:
-        from treadle.core.config import load_config
-
         text = "\n".join(f"{key} = {inline(value)}" for key, value in tables.items())
         (places := self.folder / f"{name}.toml").write_text(f"{text}\n")
         base = self.folder / "gap.toml"
@@ -120,49 +121,62 @@ def compared(found: Sequence[Answers]) -> list[Figure]:
     figures = []
     for name in (SEQUENTIAL, PARALLEL):
         answered = [one for answers in found for one in answers[name].values()]
-        values = {
-            "accuracy": [float(one.is_right) for one in answered],
-            "turns": [float(one.num_turns) for one in answered],
-            "calls": [float(one.num_calls) for one in answered],
-            "sampled tokens": [float(one.completion_tokens) for one in answered],
-            "critical path of the tools, s": [one.critical_path_s or 0.0 for one in answered],
-        }
-        for what, numbers in values.items():
-            figures += _mean(f"{name}: {what}", numbers)
+        right = sum(one.is_right for one in answered)
+        interval = wilson_interval(right / len(answered), len(answered))
+        figures += _with_ends(f"{name}: accuracy", right / len(answered), interval)
+        figures += _mean(f"{name}: turns", [one.num_turns for one in answered], "turns")
+        figures += _mean(f"{name}: calls", [one.num_calls for one in answered], "calls")
+        figures += _mean(f"{name}: sampled", [one.completion_tokens for one in answered], "tokens")
+        paths_s = [one.critical_path_s for one in answered if one.critical_path_s is not None]
+        figures += _mean(f"{name}: critical path of the tools", paths_s, "s")
     paired = paired_accuracy(found)
     assert paired is not None
-    low, high = (0.0 if end is None else end for end in paired.difference.ends)
+    low, high = paired.difference.low, paired.difference.high
     figures += [
         Figure(name="difference in accuracy", value=paired.difference.mean),
         Figure(name="difference in accuracy, lower end", value=low, at_least=-MOST_DIFFERENCE),
         Figure(name="difference in accuracy, upper end", value=high, at_most=MOST_DIFFERENCE),
     ]
-    return [*figures, *_change("turns", found, lambda one: float(one.num_turns), -LEAST_FALL)]
+    return [*figures, *_change("turns", found, lambda one: one.num_turns, -LEAST_FALL)]
 
 
-def _mean(name: str, numbers: Sequence[float]) -> list[Figure]:
-    """Return a mean with its 95 % interval by the normal approximation."""
-    mean = fmean(numbers)
-    margin = 1.96 * stdev(numbers) / len(numbers) ** 0.5 if len(numbers) > 1 else 0.0
-    return [Figure(name=name, value=mean), Figure(name=f"{name}, margin", value=margin)]
+def timed_figures(found: Sequence[Answers], latency_s: float) -> list[Figure]:
+    """Return the wall time per question in both environments at one latency, and its change."""
+    figures = []
+    for name in (SEQUENTIAL, PARALLEL):
+        seconds = [one.seconds for answers in found for one in answers[name].values() if one.seconds is not None]
+        figures += _mean(f"{latency_s:g} s per search, {name}: wall time", seconds, "s")
+    bound = -LEAST_FALL if latency_s >= 3.0 else None
+    return [
+        *figures,
+        *_change(f"wall time at {latency_s:g} s per search", found, lambda one: one.seconds or 0.0, bound),
+    ]
 
 
-def _change(what: str, found: Sequence[Answers], value: Any, at_most: float | None) -> list[Figure]:
-    """Return the relative change from sequential to parallel, with its interval over paired questions."""
+def _mean(name: str, numbers: Sequence[float], unit: str) -> list[Figure]:
+    interval = ratio_interval([(number, 1.0) for number in numbers], num_samples=NUM_SAMPLES, seed=0)
+    return _with_ends(name, interval.mean, (interval.low, interval.high), unit)
+
+
+def _change(
+    what: str, found: Sequence[Answers], value: Callable[[AnsweredQuestion], float], at_most: float | None
+) -> list[Figure]:
+    """Return the relative change of a mean from sequential to parallel, over questions answered in both."""
     pairs = [
-        (value(answers[SEQUENTIAL][question]), value(answers[PARALLEL][question]))
+        (value(answers[PARALLEL][question]), value(answers[SEQUENTIAL][question]))
         for answers in found
         for question in sorted(answers[SEQUENTIAL].keys() & answers[PARALLEL].keys())
     ]
-    before, after = (fmean(side) for side in zip(*pairs, strict=True))
-    ratio = after / before
-    # Interval of a ratio of means, by linearisation.
-    residuals = [(second - ratio * first) / before for first, second in pairs]
-    margin = 1.96 * stdev(residuals) / len(pairs) ** 0.5 if len(pairs) > 1 else 0.0
-    return [
-        Figure(name=f"change in {what}", value=ratio - 1, at_most=at_most),
-        Figure(name=f"change in {what}, margin", value=margin),
-    ]
+    ratio = ratio_interval(pairs, num_samples=NUM_SAMPLES, seed=0)
+    return _with_ends(f"change in {what}", ratio.mean - 1, (ratio.low - 1, ratio.high - 1), at_most=at_most)
+
+
+def _with_ends(
+    name: str, value: float, ends: tuple[float, float], unit: str = "", at_most: float | None = None
+) -> list[Figure]:
+    """Return a value and the ends of its 95 % interval."""
+    shown = [(name, value, at_most), (f"{name}, lower end", ends[0], None), (f"{name}, upper end", ends[1], None)]
+    return [Figure(name=one, value=number, unit=unit, at_most=bound) for one, number, bound in shown]
 
 
 def main() -> None:
@@ -183,11 +197,7 @@ def main() -> None:
     figures = compared(found)
     for latency_s in sorted(options.latency_s):
         timed = [one.timed(run, latency_s) for one, run in zip(seeds, runs, strict=True)]
-        bound = -LEAST_FALL if latency_s >= 3.0 else None
-        for name in (SEQUENTIAL, PARALLEL):
-            seconds = [one.seconds or 0.0 for answers in timed for one in answers[name].values()]
-            figures += _mean(f"{latency_s:g} s per search, {name}: wall time, s", seconds)
-        figures += _change(f"wall time at {latency_s:g} s per search", timed, lambda one: one.seconds or 0.0, bound)
+        figures += timed_figures(timed, latency_s)
     publish(figures, options.json)
 
 
