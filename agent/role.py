@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from treadle.agent.call_cache import CallCache
 from treadle.agent.continuation import joined_reply, with_beginning
@@ -17,6 +17,7 @@ from treadle.agent.model_types import ChatCodec, ChatModel, CompletionModel, ren
 from treadle.core.errors import ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.llm.wire import num_images
 
 
 class RoleBackend(CompletionModel, ChatModel, Protocol):
@@ -60,7 +61,7 @@ class RoleModel:
 
     async def ask(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         cache: CallCache,
         unit: str,
@@ -72,7 +73,8 @@ class RoleModel:
     ) -> Reply:
         """Return the cached answer of `unit`, or request one; a new answer is cached before it is used.
 
-        Stop strings are kept in the text, or put back if the server leaves them out. Raises ContextTooLong if the
+        Stop strings are kept in the text, or put back if the server leaves them out. Messages with pictures (see
+        `treadle.core.llm.wire.image_message`) are rendered by the server. Raises ContextTooLong if the
         prompt leaves no room, DeadlineExceeded, and other ModelErrors if the request fails.
         """
         known = cache.get(unit)
@@ -89,7 +91,7 @@ class RoleModel:
 
     async def _complete(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         prefill: str,
         stop: tuple[str, ...],
         seed: int,
@@ -99,6 +101,12 @@ class RoleModel:
         if not self.continues_text:
             if prefill:
                 messages = with_beginning(messages, prefill)
+            return await self.model.chat(
+                messages, self.sampling, seed=seed, session=session, deadline=deadline, stop=stop
+            )
+        if num_images(messages):
+            if prefill:
+                raise ValueError("the answer to messages with pictures cannot be begun")
             return await self.model.chat(
                 messages, self.sampling, seed=seed, session=session, deadline=deadline, stop=stop
             )

@@ -1,8 +1,8 @@
 """Everything that code outside Treadle may import: the interfaces of its extension points, and what they need.
 
 Environments, tools, scorers, operators, reward and credit rules and training engines (docs/guides) are written against
-it: `from treadle.api import X`. `evaluate` and `run_flow` make runs, `open_run` loads their tables. Any other module of
-Treadle, those of this package included, may change or move without notice.
+it: `from treadle.api import X`. `evaluate`, `run_flow` and `run_stage` make runs, `open_run` loads their tables. Any
+other module of Treadle, those of this package included, may change or move without notice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from treadle.api.dialects import FreeDialect, FunctionsDialect, Tag, TagDialect
 from treadle.api.environments import Call, Done, Environment, Message, ModelTurn, Outcome, Task
 from treadle.api.operators import Branch, Edit, EditRejected, Operator, OperatorContext
-from treadle.api.runs import evaluate, open_run, run_flow
+from treadle.api.runs import evaluate, open_run, run_flow, run_stage
 from treadle.api.scoring import Grade, Judge, Score, Scorer, StoredRollout, Trajectory, View, as_data
 from treadle.api.stages import (
     Address,
@@ -104,5 +104,6 @@ __all__ = [
     "open_run",
     "own_code",
     "run_flow",
+    "run_stage",
     "tool",
 ]

@@ -20,13 +20,16 @@ from treadle.cli.views.progress import ProgressView
 from treadle.cli.warnings import show_warnings
 from treadle.core.config import load_config, merge
 from treadle.core.errors import ConfigError
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 from treadle.tasks.analysis.run_results import RunResults
-from treadle.tasks.catalog import flow_instances
+from treadle.tasks.catalog import flow_instances, instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.evaluation import EvalOptions, evaluation_config, run_name, unknown_template
 from treadle.tasks.planning.flow_part import flow_part
 from treadle.tasks.planning.run_setup import configuration_of, open_run, with_run_defaults
-from treadle.tasks.run_instances import run_instance, run_instances
+from treadle.tasks.run_instances import ScheduledInstance, run_instance, run_instances
+from treadle.tasks.serving.servers import ModelServers
 
 Config = str | Path | Mapping[str, Any] | TreadleConfig
 T = TypeVar("T")
@@ -73,6 +76,34 @@ def flow_ran(
     return outside_event_loop(
         lambda: ran(resolved, name, root, files, start_from=start_from, without=tuple(without), **how)
     )
+
+
+def stage_ran(
+    address: str,
+    name: str,
+    config: Config | Sequence[Config] | None,
+    root: str | Path,
+    overrides: Sequence[str],
+    *,
+    force: bool,
+    accept_failures: bool,
+    quiet: bool,
+) -> RunResults:
+    """Run one stage instance; arguments as `run_stage` takes them."""
+    given = [] if config is None else _listed(config)
+    files = [Path(one) for one in given if isinstance(one, str | Path)]
+    resolved = _resolved(given, files, root, name, tuple(overrides))
+
+    def run_alone() -> RunResults:
+        whole = with_run_defaults(resolved, root, name)
+        wanted = instance(whole, Address.parse(address))
+        run = open_run(root, name, whole, files)
+        view = ProgressView(quiet=quiet)
+        with _own_warnings(), ModelServers(run, wait_s=whole.flow.device_wait_s, notify=view.tell) as servers:
+            _run_shown(ScheduledInstance(wanted, force, servers), run, view, accept_failures)
+        return RunResults(run)
+
+    return outside_event_loop(run_alone)
 
 
 def _listed(given: Any) -> list[Any]:
@@ -123,19 +154,24 @@ def ran(
         run_instances(part.instances, run, resolved, force=force, is_part=part.is_part, notify=view.tell) as scheduled,
     ):
         for item in scheduled:
-            # Standard output belongs to the caller, also while code of the user prints.
-            with view.running(item.instance, run) as progress, redirect_stdout(sys.stderr):
-                record = run_instance(
-                    item.instance,
-                    run,
-                    force=item.force,
-                    accept_failures=accept_failures,
-                    progress=progress,
-                    servers=item.servers,
-                    notify=view.tell,
-                )
-            view.made(record)
+            _run_shown(item, run, view, accept_failures)
     return RunResults(run)
+
+
+def _run_shown(item: ScheduledInstance, run: Run, view: ProgressView, accept_failures: bool) -> None:
+    """Run an instance and show its progress."""
+    # Standard output belongs to the caller, also while code of the user prints.
+    with view.running(item.instance, run) as progress, redirect_stdout(sys.stderr):
+        record = run_instance(
+            item.instance,
+            run,
+            force=item.force,
+            accept_failures=accept_failures,
+            progress=progress,
+            servers=item.servers,
+            notify=view.tell,
+        )
+    view.made(record)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from treadle.tasks.analysis.run_results import RunResults
     from treadle.tasks.config import TreadleConfig
 
-__all__ = ["evaluate", "open_run", "run_flow"]
+__all__ = ["evaluate", "open_run", "run_flow", "run_stage"]
 
 # Imports are late: engines import this package for code of users, and have none of what runs and analysis need.
 
@@ -63,6 +63,33 @@ def run_flow(
     return flow_ran(
         config, name, root, overrides, start_from, without, force=force, accept_failures=accept_failures, quiet=quiet
     )
+
+
+def run_stage(
+    instance: str,
+    name: str,
+    config: str | Path | Mapping[str, Any] | TreadleConfig | Sequence[str | Path | Mapping[str, Any]] | None = None,
+    *,
+    root: str | Path = "outputs",
+    overrides: Sequence[str] = (),
+    force: bool = False,
+    accept_failures: bool = False,
+    quiet: bool = False,
+) -> RunResults:
+    """Run one stage instance of a run in this process, as `treadle stage` does, and return the run's results.
+
+    What it reads must be there: instances before it are not run. A finished one is not run again unless `force` is set.
+
+    Args:
+        instance: Its address, such as `1/rollouts@base`.
+        name, config, root, overrides, force, accept_failures, quiet: See `run_flow`; without `config`, the run exists.
+
+    Raises:
+        TreadleError: With one sentence about what is wrong and what to do.
+    """
+    from treadle.api.running import stage_ran
+
+    return stage_ran(instance, name, config, root, overrides, force=force, accept_failures=accept_failures, quiet=quiet)
 
 
 def evaluate(

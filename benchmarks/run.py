@@ -115,6 +115,15 @@ def sandbox(found: Any) -> list[Figure]:
             Figure(name=f"CPU of a {kind} program", value=cpu, unit="s")
             for kind, cpu in found["CPU s per call"].items()
         ),
+        Figure(
+            name="16 programs of 1 s: wall time", value=found["16 programs of 1 s"]["wall_s"], unit="s", at_most=3.0
+        ),
+        Figure(
+            name="16 programs of 1 s: longest delay of the event loop",
+            value=found["16 programs of 1 s"]["longest_loop_delay_ms"],
+            unit="ms",
+            at_most=100.0,
+        ),
         Figure(name="memory of a warm sandbox", value=found["warm sandbox"]["pss_mib"], unit="MiB"),
     ]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import codecs
 import functools
-import hashlib
 import itertools
 import json
 import re
@@ -20,11 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treadle.core import chat_turns
-from treadle.core.chat_files import build_tokenizer, find_template, named_special_tokens, read, read_object
+from treadle.core.chat_files import TokenizerFiles, build_tokenizer
 from treadle.core.chat_template import compile_template
 from treadle.core.chat_tools import ToolSupport, find_tool_support
 from treadle.core.chat_turns import text_after_turn, unused_marker, well_formed
-from treadle.core.config import canonical_json
 from treadle.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ _CACHED_PIECES = 256
 _CACHED_PIECE_CHARS = 20_000
 _KEPT_TOKENIZERS = 4
 _loading = threading.Lock()
-_loaded: dict[tuple[Path, bytes, str, bytes], ChatTokenizer] = {}
+_loaded: dict[tuple[Path, str], ChatTokenizer] = {}
 
 
 class ChatTokenizer:
@@ -44,18 +42,18 @@ class ChatTokenizer:
 
     Attributes:
         folder: Folder it was loaded from.
-        digest: Hex SHA-256 of the tokenizer's file, the template, the named special tokens and `eos_ids`.
+        digest: Digest of its files, see `TokenizerFiles.digest`.
         eos_ids: Ids that end a turn, from the tokenizer's and the generation configuration.
         added_tokens: Spellings of all tokens that are matched as a whole: control tokens and other added tokens.
     """
 
-    def __init__(self, folder: Path, tokenizer_json: bytes, template: str, config: Mapping[str, Any]) -> None:
-        self.folder = folder
-        self._tokenizer_json = tokenizer_json
+    def __init__(self, files: TokenizerFiles) -> None:
+        folder = self.folder = files.folder
+        self._tokenizer_json = tokenizer_json = files.tokenizer_json
         # Encodes spellings of special tokens as plain text, from the end of this function on.
         self._plain = build_tokenizer(folder, tokenizer_json)
-        self._named = named_special_tokens(config)
-        self._template = compile_template(folder, template)
+        self._named = files.named_special_tokens
+        self._template = compile_template(folder, files.template)
         added = self._plain.get_added_tokens_decoder()
         self.added_tokens = frozenset(token.content for token in added.values())
         special = {index: token for index, token in added.items() if token.special and token.content}
@@ -65,11 +63,8 @@ class ChatTokenizer:
         # Longest first, because one spelling may be a prefix of another.
         spellings = sorted(self._special_ids, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
-        self.eos_ids = self._find_eos(config.get("generation_eos"))
-        facts = canonical_json([self._named, sorted(self.eos_ids)])
-        self.digest = hashlib.sha256(
-            b"\0".join([hashlib.sha256(tokenizer_json).digest(), template.encode(), facts])
-        ).hexdigest()
+        self.eos_ids = self._find_eos(files.generation_eos)
+        self.digest = files.digest
         # Prompts of a run share their system message, so most of a prompt is already cached.
         self._piece_ids = functools.lru_cache(maxsize=_CACHED_PIECES)(self.encode)
         sample = "a b\n".join(["", *self._special_ids, ""])
@@ -86,20 +81,13 @@ class ChatTokenizer:
     def load(cls, folder: Path) -> ChatTokenizer:
         """Load `tokenizer.json`, `tokenizer_config.json` and the chat template from a model's folder.
 
-        The template is `chat_template.jinja` if that file exists, else the key in `tokenizer_config.json`. Raises
-        ConfigError naming the file that is missing or damaged. Files that were loaded before give the same object:
-        large vocabularies take seconds.
+        Raises ConfigError naming the file that is missing or damaged. Files that were loaded before give the same
+        object: large vocabularies take seconds.
         """
-        folder = Path(folder)
-        tokenizer_json = read(folder / "tokenizer.json")
-        config = read_object(folder / "tokenizer_config.json")
-        generation = folder / "generation_config.json"
-        if generation.exists():
-            config["generation_eos"] = read_object(generation).get("eos_token_id")
-        template = find_template(folder, config)
-        key = (folder, hashlib.sha256(tokenizer_json).digest(), template, canonical_json(config))
+        files = TokenizerFiles.read(Path(folder))
+        key = (files.folder, files.digest)
         with _loading:
-            tokenizer = _loaded.pop(key, None) or cls(folder, tokenizer_json, template, config)
+            tokenizer = _loaded.pop(key, None) or cls(files)
             _loaded[key] = tokenizer
             if len(_loaded) > _KEPT_TOKENIZERS:
                 del _loaded[next(iter(_loaded))]
@@ -126,6 +114,19 @@ class ChatTokenizer:
         Lone surrogates, which no tokenizer can encode, become U+FFFD.
         """
         return self._encode(self._plain, text)
+
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the ids of plain text as `encode` does, and for each id the number of characters up to its end.
+
+        Tokens that share a character all end behind it.
+        """
+        ids = self.encode(text)
+        lengths = self._lengths(ids, well_formed(text))
+        if lengths is not None:
+            return ids, lengths[1:]
+        # Characters were normalised, or the vocabulary has no bytes; only the library knows the offsets then.
+        encoding = self._plain.encode(well_formed(text), add_special_tokens=False)
+        return ids, list(itertools.accumulate((end for _, end in encoding.offsets), max))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included; incomplete characters become U+FFFD, unknown ids nothing."""
@@ -339,12 +340,10 @@ class ChatTokenizer:
             self._encode(self._with_specials, text)
         )
 
-    def _find_eos(self, from_generation: object) -> frozenset[int]:
-        listed = from_generation if isinstance(from_generation, list) else [from_generation]
-        ids = {item for item in listed if isinstance(item, int)}
+    def _find_eos(self, from_generation: Sequence[int]) -> frozenset[int]:
         eos = self._named.get("eos_token")
         named = self._plain.token_to_id(eos) if isinstance(eos, str) else None
-        return frozenset(ids | ({named} if named is not None else set()))
+        return frozenset((*from_generation, *(() if named is None else (named,))))
 
     @staticmethod
     def _encode(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -62,7 +62,8 @@ are cheap or reuse earlier work."""
 class Section(BaseModel):
     """Base class of all configuration sections: unknown keys are errors, values are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    # A command needs the validators of few of the hundred sections; each is built at its first use.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from treadle.core.config import Section
+from treadle.datagen.conversion.settings import ConversionOptions
 from treadle.datagen.pools.settings import PoolOptions
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.settings import SftRowsOptions
 
 
 class DataTables(Section):
-    """Tables of the stages `questions`, `pools` and `sft_rows`."""
+    """Tables of the stages `questions`, `pools`, `conversion` and `sft_rows`."""
 
     questions: QuestionsSettings = QuestionsSettings()
     """Stage `questions`: where questions come from and how they are checked."""
     pools: PoolOptions = PoolOptions()
     """Stage `pools`: the self-evolving data flywheel."""
+    conversion: ConversionOptions = ConversionOptions()
+    """Stage `conversion`: how a teacher rewrites trajectories as plans of parallel calls."""
     sft_rows: SftRowsOptions = SftRowsOptions()
     """Stage `sft_rows`: which trajectories become rows for fine-tuning."""

@@ -18,7 +18,9 @@ from treadle.environments.scorers.registry import AnyScorer
 from treadle.rl.credit.outcome import OutcomeCredit
 from treadle.rl.credit.registry import AnyCredit
 from treadle.rl.groups.branching import Branching
+from treadle.rl.presets import PLANNING_PRESETS
 from treadle.rl.rewards.efficiency import EfficiencyReward
+from treadle.rl.rewards.overlong import OVERLONG_PARTS, Overlong
 from treadle.rl.rewards.registry import AnyReward
 from treadle.rl.training.step_rows import SHARE_TOLERANCE
 from treadle.rl.training_engine import AnyRlEngine
@@ -69,12 +71,12 @@ class RlOptions(TrainingOptions):
     """Options of RL training in one phase.
 
     Group size, clipping, sampling and reward are those of the paper; batch sizes and lengths fit the embedded model.
-    The preset `et-agent-7b` has the paper's.
+    The presets have those of papers (`rl/presets.py`).
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B, **PLANNING_PRESETS}
 
     engine: AnyRlEngine = Field(default=DEFAULT_ENGINE, validate_default=True)
     """Training engine: `trl`, on one machine with CPU or GPUs; `verl`, on the GPUs of one or more machines; or one of
@@ -86,8 +88,9 @@ class RlOptions(TrainingOptions):
     """Commit or tag of a hub id; empty selects the newest. The first phase's rollouts are sampled from the same
     revision."""
 
-    group_size: int = Field(default=16, ge=2)
-    """Trajectories per question and step; advantages are computed within such a group."""
+    group_size: int = Field(default=16, ge=1)
+    """Trajectories per question and step; advantages are computed within such a group. 1 needs an engine with a critic
+    (verl with `critic`)."""
     initial_rollouts: int | None = Field(default=None, ge=1)
     """Trajectories of a group that start from the question; the others branch off after tool results. None, or the
     group size, disables branching."""
@@ -113,8 +116,21 @@ class RlOptions(TrainingOptions):
     passes of its own over its rows; the number of steps is still that of `num_epochs` passes over all rows. Empty: rows
     are drawn as they are."""
 
+    dynamic_sampling: bool = False
+    """Whether a step is trained on groups whose rewards differ: groups with equal rewards, which have no gradient, are
+    dropped, and further questions are drawn until `prompts_per_step` groups are left. Surplus groups are dropped too.
+    Steps are counted as without it."""
+    gen_prompts: int | None = Field(default=None, ge=1)
+    """Questions per draw with `dynamic_sampling`; None means `prompts_per_step`."""
+    max_extra_batches: int = Field(default=10, ge=0)
+    """Maximum number of draws of a step after the first, with `dynamic_sampling`. If too few groups have different
+    rewards after them, groups with equal rewards fill the step; if none has, training ends with an error. verl, which
+    does not fill steps, ends with an error in both cases."""
+
     learning_rate: float = Field(default=1e-5, gt=0.0)
     """Learning rate of AdamW."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the learning rate rises from 0, before the schedule."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the learning rate over the steps."""
     weight_decay: float = Field(default=0.01, ge=0.0)
@@ -151,6 +167,9 @@ class RlOptions(TrainingOptions):
     """Rule that rewards the rollouts of a group."""
     credit: AnyCredit = OutcomeCredit()
     """Rule that turns the rewards of a group into advantages; verl supports `outcome` only."""
+    overlong: Overlong = "none"
+    """Penalty in training for long responses: none, or up to 1 within the last eighth of `max_response_tokens`
+    (`buffer`), linearly, for any reward rule. Tool results count, the prompt does not."""
     symbolic: bool | None = None
     """Whether to use computer algebra for math answers that the cheaper checks cannot decide. None: the setting of
     `scores` in the same phase, so that selection and reward agree. Limits are those of `scores`."""
@@ -186,6 +205,10 @@ class RlOptions(TrainingOptions):
 
     @model_validator(mode="after")
     def _check_group(self) -> RlOptions:
+        if self.group_size == 1 and not self.engine.has_critic:
+            raise ValueError(
+                "group_size 1 leaves nothing to compare a trajectory with; raise it, or use an engine with a critic"
+            )
         if self.initial_rollouts is not None and self.initial_rollouts > self.group_size:
             raise ValueError(f"initial_rollouts {self.initial_rollouts} is more than group_size {self.group_size}")
         if self.initial_rollouts not in (None, self.group_size) and self.beam_size == 1:
@@ -222,6 +245,29 @@ class RlOptions(TrainingOptions):
                 f"shares ({given}) have the sum {total:g}, not 1; they are shares of the questions of a step"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> RlOptions:
+        if self.shares and self.dynamic_sampling:
+            raise ValueError(
+                "shares fix the questions of each step, which dynamic_sampling would replace; leave out one of them"
+            )
+        if (most := self.prompts_per_draw * (1 + self.max_extra_batches)) < self.prompts_per_step:
+            raise ValueError(
+                f"gen_prompts and max_extra_batches allow {most} questions of a step, fewer than prompts_per_step "
+                f"{self.prompts_per_step}; raise one of them"
+            )
+        return self
+
+    @property
+    def prompts_per_draw(self) -> int:
+        """Questions that are rolled out together: those of a step, or of a draw with dynamic sampling."""
+        return (self.gen_prompts or self.prompts_per_step) if self.dynamic_sampling else self.prompts_per_step
+
+    @property
+    def reward_parts(self) -> dict[str, str]:
+        """Name -> description of the parts of a reward: those of the rule, and those that other keys add."""
+        return {**self.reward.PARTS, **OVERLONG_PARTS[self.overlong]}
 
     @property
     def branches(self) -> bool:

@@ -22,6 +22,11 @@ class RlEngine(TrainingEngine):
     module: ClassVar[str] = "treadle.rl.engine"
     section: ClassVar[str] = "rl"
 
+    @property
+    def has_critic(self) -> bool:
+        """True if a critic estimates the values that rewards are compared with, instead of those of a group."""
+        return False
+
     def fewest_devices(self, options: Any) -> int:
         """Return the smallest number of devices of a node that `options`, an `RlOptions`, can be trained on."""
         return 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from treadle.agent.role_settings import RoleSettings
-from treadle.core.chat import ChatTokenizer
+from treadle.core.chat_files import TokenizerFiles
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
 from treadle.core.errors import ConfigError
@@ -83,7 +83,7 @@ def checked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:
             f"models.{name}.tokenizer: there is no {tokenizer.absolute() / 'tokenizer.json'}; put the tokenizer of "
             f"{model.model} there, or remove the key: rows then have no token ids and cannot be trained on here"
         )
-    return model, ChatTokenizer.load(tokenizer).digest if tokenizer else ""
+    return model, TokenizerFiles.read(tokenizer).digest if tokenizer else ""
 
 
 def tokenizer_folder(model: ModelSettings) -> Path | None:
@@ -91,6 +91,14 @@ def tokenizer_folder(model: ModelSettings) -> Path | None:
     if model.tokenizer is None and isinstance(model.server, TutorServer):
         return model.server.tokenizer
     return model.tokenizer
+
+
+def check_tokenizer(model: ModelSettings) -> None:
+    """Raise ConfigError if the tokenizer of a model cannot be built, which takes seconds for large vocabularies."""
+    from treadle.core.chat import ChatTokenizer
+
+    if (folder := tokenizer_folder(model)) is not None:
+        ChatTokenizer.load(folder)
 
 
 def served_tokenizer(model: ModelSettings) -> Path | None:

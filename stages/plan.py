@@ -11,6 +11,7 @@ from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.environments.mixture import Environments
 from treadle.environments.scorers.base import Scorer
+from treadle.environments.settings import EnvironmentSettings
 
 T_Section = TypeVar("T_Section", bound=Section)
 
@@ -48,6 +49,10 @@ class Plan(Protocol):
 
         Raises ConfigError for a name that no table has.
         """
+        ...
+
+    def environment(self, name: str) -> EnvironmentSettings:
+        """Return an environment by its name, even if no tasks belong to it; raise ConfigError for an unknown one."""
         ...
 
     def scorers(self) -> Mapping[str, Scorer]:

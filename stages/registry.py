@@ -19,6 +19,7 @@ SHIPPED: Mapping[str, str] = {
     "questions": "treadle.datagen.questions.entry:QUESTIONS",
     "index": "treadle.environments.question.index_entry:INDEX",
     "pools": "treadle.datagen.pools.entry:POOLS",
+    "conversion": "treadle.datagen.conversion.entry:CONVERSION",
     "sft_rows": "treadle.datagen.sft_rows.entry:SFT_ROWS",
     "sft": "treadle.sft.entry:SFT",
     "rollouts": "treadle.environments.rollouts.entry:ROLLOUTS",

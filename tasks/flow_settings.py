@@ -51,10 +51,11 @@ class FlowSettings(Section):
     """
 
     trackers: Operational[tuple[Literal["wandb", "mlflow", "tensorboard"], ...]] = ()
-    """Experiment trackers that get the figures of each finished stage: its counts, and from `report` those of each
-    model and data set. Steps are iterations, or phases. `wandb` and `mlflow` must be installed next to Treadle and read
-    their environment variables; without a key W&B writes offline. `tensorboard` needs no package: its files are in
-    `tensorboard/<run>` of the root, or TENSORBOARD_LOGGING_DIR. Trainings report by `sft.trackers` and `rl.trackers`.
+    """Experiment trackers that get the figures of each finished stage: its counts, from `report` those of each
+    model and data set, from `pools` those of each round. Steps are iterations, phases or rounds. `wandb` and `mlflow`
+    must be installed next to Treadle and read their environment variables; without a key W&B writes offline.
+    `tensorboard` needs no package: its files are in `tensorboard/<run>` of the root, or TENSORBOARD_LOGGING_DIR.
+    Trainings report by `sft.trackers` and `rl.trackers`.
     """
 
     @model_validator(mode="after")

@@ -52,9 +52,16 @@ def config_page() -> str:
     return "\n".join(lines)
 
 
+_LOADED_AS = """Columns that are "loaded as" another type are stored as JSON text; `open_run` and exports hand them out
+as that type. An object by names is a list with the name in the first field; what an item may lack is null. Text of
+another form is an error. Other JSON text may have any form and stays text: `meta`, `payload`, arguments of calls,
+schemas of parameters.
+"""
+
+
 def tables_page() -> str:
     """Return the page of every table with its columns."""
-    lines = [_HEADER + "# Tables\n"]
+    lines = [_HEADER + "# Tables\n", _LOADED_AS]
     for table in _tables():
         lines += [
             f"## {table.kind}, version {table.version}\n",
@@ -64,7 +71,8 @@ def tables_page() -> str:
         ]
         for field in table.schema:
             doc = (field.metadata or {}).get(b"doc", b"").decode()
-            lines.append(f"| `{field.name}` | {field.type} | {'yes' if field.nullable else ''} | {_cell(doc)} |")
+            kind = f"{field.type}, loaded as {table.parsed[field.name]}" if field.name in table.parsed else field.type
+            lines.append(f"| `{field.name}` | {kind} | {'yes' if field.nullable else ''} | {_cell(doc)} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -30,7 +30,7 @@ from treadle.web.types import (
 )
 
 NUM_RESULTS = 10
-"""Number of hits requested. Bing counts one more."""
+"""Default number of requested hits. Bing counts one more."""
 _MAX_PARTS = 50_000
 """Most lists and objects in an answer. Parsing more takes 0.1 s or longer in one go and blocks all other threads."""
 
@@ -39,6 +39,8 @@ _OWN_URLS = {
     "brave": "https://api.search.brave.com/res/v1/web/search",
     "bright_data": "https://api.brightdata.com/request",
 }
+_BRAVE_RESULTS = 20
+"""Largest number of hits that Brave returns."""
 _BRAVE_QUERY_CHARS = 400
 _BRAVE_QUERY_WORDS = 50
 
@@ -69,22 +71,34 @@ class Request:
     body: bytes = b""
 
 
-def request_of(settings: ProviderSettings, query: str, language: Language, key: str) -> Request:
-    """Return the request for a query in the provider's format; `key` may be empty for SearXNG."""
+def request_of(
+    settings: ProviderSettings, query: str, language: Language, key: str, num_results: int = NUM_RESULTS
+) -> Request:
+    """Return the request for a query in the provider's format; `key` may be empty for SearXNG.
+
+    SearXNG returns as many hits as its engines do.
+    """
     url = settings.url or _OWN_URLS.get(settings.type, "")
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "treadle"}
     chinese = language == "zh"
     if settings.type == "serper":
         locale = {"gl": "cn", "hl": "zh-cn"} if chinese else {"gl": "us", "hl": "en"}
-        body = orjson.dumps({"q": query, **locale, "num": NUM_RESULTS})
+        body = orjson.dumps({"q": query, **locale, "num": num_results})
         return Request("POST", url, {**headers, "X-API-KEY": key, "Content-Type": "application/json"}, body)
     if settings.type == "brave":
         locale = {"country": "CN", "search_lang": "zh-hans"} if chinese else {"country": "US", "search_lang": "en"}
         asked = " ".join(query[:_BRAVE_QUERY_CHARS].split()[:_BRAVE_QUERY_WORDS])
-        options = {**locale, "count": NUM_RESULTS, "result_filter": "web", "text_decorations": "false"}
+        options = {
+            **locale,
+            "count": min(num_results, _BRAVE_RESULTS),
+            "result_filter": "web",
+            "text_decorations": "false",
+        }
         return Request("GET", f"{url}?{urlencode({'q': asked, **options})}", {**headers, "X-Subscription-Token": key})
     if settings.type == "bright_data":
-        body = orjson.dumps({"zone": settings.zone, "url": _engine_url(settings, query, chinese), "format": "raw"})
+        body = orjson.dumps(
+            {"zone": settings.zone, "url": _engine_url(settings, query, chinese, num_results), "format": "raw"}
+        )
         authorized = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         return Request("POST", url, {**headers, **authorized}, body)
     options = {"q": query, "format": "json", "language": "zh-CN" if chinese else "en-US"}
@@ -93,18 +107,18 @@ def request_of(settings: ProviderSettings, query: str, language: Language, key: 
     return Request("GET", f"{url.removesuffix('/search')}/search?{urlencode(options)}", headers)
 
 
-def _engine_url(settings: ProviderSettings, query: str, chinese: bool) -> str:
+def _engine_url(settings: ProviderSettings, query: str, chinese: bool, num_results: int) -> str:
     """Return the URL of the search engine's page that Bright Data fetches and returns as JSON."""
     if settings.engine == "google":
         locale = {"gl": "cn", "hl": "zh-cn"} if chinese else {"gl": "us", "hl": "en"}
-        return f"https://www.google.com/search?{urlencode({'q': query, **locale, 'num': NUM_RESULTS, 'brd_json': 1})}"
+        return f"https://www.google.com/search?{urlencode({'q': query, **locale, 'num': num_results, 'brd_json': 1})}"
     market = "zh-CN" if chinese else "en-US"
-    options = {"cc": "cn" if chinese else "us", "setLang": market, "mkt": market, "count": NUM_RESULTS + 1}
+    options = {"cc": "cn" if chinese else "us", "setLang": market, "mkt": market, "count": num_results + 1}
     return f"https://www.bing.com/search?{urlencode({'q': query, **options, 'brd_json': 1})}"
 
 
-def hits_of(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
-    """Return the organic hits of an answer with status 200, best first, at most 20.
+def hits_of(settings: ProviderSettings, data: bytes, most: int = MAX_HITS) -> tuple[WebHit, ...]:
+    """Return the organic hits of an answer with status 200, best first, at most `most`.
 
     Raises Failure of kind `malformed`, or of kind `server` if SearXNG found nothing because its engines did not answer.
     """
@@ -113,7 +127,7 @@ def hits_of(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
         raise Failure("malformed", "the answer is not a JSON object")
     if settings.type == "bright_data" and isinstance(answer.get("body"), str) and "organic" not in answer:
         answer = _parsed(answer["body"].encode("utf-8", "replace"))
-    hits = organic_hits(answer)
+    hits = organic_hits(answer, most)
     if hits is None:
         said = excerpt(data)
         raise Failure("malformed", f"the answer holds no list of hits: {said}")
@@ -125,7 +139,7 @@ def hits_of(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
     return hits
 
 
-def organic_hits(answer: Any) -> tuple[WebHit, ...] | None:
+def organic_hits(answer: Any, most: int = MAX_HITS) -> tuple[WebHit, ...] | None:
     """Return the hits of an answer in any known format, leaving out hits without a usable URL.
 
     Known are a list, and an object with `organic`, `results`, `web.results` or `webPages.value`. Returns None if the
@@ -145,7 +159,7 @@ def organic_hits(answer: Any) -> tuple[WebHit, ...] | None:
         return None
     # Stops at the limit: an answer may list a hundred thousand hits.
     hits = filter(None, map(_hit, found))
-    return tuple(islice(hits, MAX_HITS))
+    return tuple(islice(hits, most))
 
 
 def _at(value: Any, path: tuple[str, ...]) -> Any:

@@ -20,8 +20,8 @@ from treadle.core.llm.failures import Failure
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.config import ProviderSettings
 from treadle.web.key_ring import Key, KeyRing
-from treadle.web.provider_requests import failure_of, hits_of, repeats_key, request_of, without_key
-from treadle.web.types import Language, QueryRefused, WebHit
+from treadle.web.provider_requests import NUM_RESULTS, failure_of, hits_of, repeats_key, request_of, without_key
+from treadle.web.types import MAX_HITS, Language, QueryRefused, WebHit
 
 EMPTY_TRIES = 3
 """Answers without a hit after which a search counts as empty."""
@@ -64,15 +64,19 @@ class WebProvider:
         self._next_start = float("-inf")
         self._http: HttpClient | None = None
 
-    async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
-        """Return at most 20 hits, best first; none if several answers in a row had none.
+    async def search(
+        self, query: str, language: Language, *, deadline: float, num_results: int = NUM_RESULTS
+    ) -> tuple[WebHit, ...]:
+        """Return hits, best first, at most 20 or the requested number if that is larger.
+
+        There are none if several answers in a row had none.
 
         `deadline` is in the event loop's clock. Raises QueryRefused if the provider refuses this query but accepts
         others, SearchUnavailable at the deadline or if errors persist, and ToolError if the provider refuses all keys,
         or every request.
         """
         for _ in range(EMPTY_TRIES):
-            if hits := await self._answer(query, language, deadline):
+            if hits := await self._answer(query, language, deadline, num_results):
                 return hits
         return ()
 
@@ -81,7 +85,7 @@ class WebProvider:
         if self._http is not None:
             await self._http.close()
 
-    async def _answer(self, query: str, language: Language, deadline: float) -> tuple[WebHit, ...]:
+    async def _answer(self, query: str, language: Language, deadline: float, num_results: int) -> tuple[WebHit, ...]:
         errors, pause_s, last_failure = 0, _FIRST_PAUSE_S, "no time was left for a request"
         while True:
             key_pause_s = self._keys.ready_at() - self._now()
@@ -91,7 +95,7 @@ class WebProvider:
             key = self._keys.take()
             if key is None:  # paused while this search waited for its turn
                 continue
-            result = await self._ask(query, language, key, deadline)
+            result = await self._ask(query, language, key, deadline, num_results)
             if isinstance(result, Failure) and result.kind in _REFUSAL_KINDS:
                 result = await self._check_with_plain_query(result, key, deadline)
             if not isinstance(result, Failure):
@@ -135,9 +139,11 @@ class WebProvider:
         if failure.kind == "refused":
             raise ToolError(f"{self.name} refuses every request; check its url and settings: {failure}")
 
-    async def _ask(self, query: str, language: Language, key: Key, deadline: float) -> tuple[WebHit, ...] | Failure:
+    async def _ask(
+        self, query: str, language: Language, key: Key, deadline: float, num_results: int = NUM_RESULTS
+    ) -> tuple[WebHit, ...] | Failure:
         """Send one request; return hits or the failure. Raises SearchUnavailable at the deadline."""
-        request = request_of(self._settings, query, language, key.value)
+        request = request_of(self._settings, query, language, key.value, num_results)
         headers = CIMultiDict(request.headers)
         # Already encoded: yarl must not encode a query's plus and percent signs again.
         url = URL(request.url, encoded=True)
@@ -155,7 +161,14 @@ class WebProvider:
                     status, response_headers, data = await self._http.get(url, headers, secrets=(key.value,))
                 # In a thread: parsing a large answer could block the event loop for too long.
                 return await asyncio.to_thread(
-                    _outcome, self._settings, query, key.value, status, response_headers, data
+                    _outcome,
+                    self._settings,
+                    query,
+                    key.value,
+                    status,
+                    response_headers,
+                    data,
+                    max(num_results, MAX_HITS),
                 )
         except TimeoutError:
             if limit_s == remaining_s:
@@ -181,7 +194,7 @@ class WebProvider:
 
 
 def _outcome(
-    settings: ProviderSettings, query: str, key: str, status: int, headers: Mapping[str, str], data: bytes
+    settings: ProviderSettings, query: str, key: str, status: int, headers: Mapping[str, str], data: bytes, most: int
 ) -> tuple[WebHit, ...] | Failure:
     """Return the hits or the failure of an answer, without the API key in any encoding.
 
@@ -189,7 +202,7 @@ def _outcome(
     """
     result: tuple[WebHit, ...] | Failure
     try:
-        result = hits_of(settings, data) if status == 200 else failure_of(status, headers, data, query)
+        result = hits_of(settings, data, most) if status == 200 else failure_of(status, headers, data, query)
     except Failure as failure:
         result = failure
     if len(key) < MIN_SECRET_CHARS:

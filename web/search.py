@@ -55,6 +55,7 @@ class WebSearch:
         *,
         store: KeyedStore | None,
         summarized: bool,
+        reads_pages: bool = False,
         provider: WebProvider | None = None,
         fetcher: Fetcher | None = None,
         reader: PageReader | None = None,
@@ -62,12 +63,15 @@ class WebSearch:
     ) -> None:
         """Prepare a search with the run's `store`, which only a replay does without.
 
-        With `summarized`, documents are returned in addition to the text. `provider`, `fetcher`, `reader` and `clock`
-        replace the configured ones in tests.
+        With `summarized`, documents are returned in addition to the text. With `reads_pages`, `page` may be called even
+        if searches show snippets alone. `provider`, `fetcher`, `reader` and `clock` replace the configured ones in
+        tests.
         """
         self._settings = settings
         self._store = store
         self._summarized = summarized
+        self._fetches = settings.pages or reads_pages
+        self._num_users = 0
         self._provider, self._fetcher, self._reader = provider, fetcher, reader
         self._clock = clock
         self._stack = AsyncExitStack()
@@ -77,8 +81,12 @@ class WebSearch:
     async def open(self) -> None:
         """Open record, provider and page reader; a replay needs only the record.
 
-        Raises TreadleError if that is impossible.
+        Several tools may share one search: the first opens it, and the last closes it. Raises TreadleError if that is
+        impossible.
         """
+        self._num_users += 1
+        if self._num_users > 1:
+            return
         try:
             await self._open()
         except BaseException:
@@ -91,7 +99,10 @@ class WebSearch:
             await self._recorder.wait_recorded()
 
     async def close(self) -> None:
-        """Cancel requests in progress and release all resources."""
+        """Cancel requests in progress and release all resources, if no other tool uses them."""
+        self._num_users = max(0, self._num_users - 1)
+        if self._num_users:
+            return
         await self._stack.aclose()
         self._recorder = None
 
@@ -120,7 +131,7 @@ class WebSearch:
             self._provider = WebProvider(settings.provider)
         if self._provider is not None:
             self._stack.push_async_callback(self._provider.close)
-        if not settings.pages:
+        if not self._fetches:
             return
         if self._fetcher is None:
             from treadle.web.pages.fetch import Fetcher
@@ -168,6 +179,14 @@ class WebSearch:
         text, documents = await self._render(lambda: self._render_result(hits, pages))
         sources = (key, *(page.key for page in pages))
         return WebSearchResult(text, documents, sources, recorded and all(was for _, was in found))
+
+    async def page(self, url: str, *, deadline: float) -> tuple[PageEntry, bool]:
+        """Return the page at a URL in the normal form of `urls.checked_url`, and whether it was recorded already.
+
+        `deadline` is in the event loop's clock. Raises SearchUnavailable if the page was not fetched by then, and
+        RecordMiss in a replay.
+        """
+        return await self._page(url, asyncio.Semaphore(1), deadline)
 
     def _render_result(self, hits: Sequence[WebHit], pages: Sequence[PageEntry]) -> tuple[str, tuple[str, ...]]:
         text = render_pages(hits, pages, self._settings)

@@ -39,8 +39,8 @@ _GUEST_INSIDE = "/opt/guest.py"
 WORKSPACE = "/workspace"
 """Where a sandbox shows its writable folder."""
 PROGRAMS = "/opt/bin"
-EMPTY_PROGRAM = b"60 0\n"
-"""For the guest: CPU seconds, length."""
+EMPTY_PROGRAM = b"60 0 0 0\n"
+"""For the guest: CPU seconds, whether a last expression is printed, length of the program, length of its input."""
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 # systemd's range for users that exist only while a service runs: nothing else owns files or processes under them.
 _FIRST_UID, _LAST_UID = 61184, 65519

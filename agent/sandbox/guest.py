@@ -1,9 +1,10 @@
 """Run inside a sandbox: import packages until a program arrives, run the program, exit.
 
 The sandbox contains no other file of Treadle, so this module imports only the standard library. When it is ready it
-writes one byte to standard output. It then reads from standard input: a line with the limit of CPU seconds and the
-program's length in bytes, and the program. Standard input stays open until the host's process ends. The program's
-text is parsed only here, inside the sandbox.
+writes one byte to standard output. It then reads from standard input: a line with the limit of CPU seconds, whether a
+last expression is printed, the program's length in bytes and that of its input, then the program and its input.
+Standard input stays open until the host's process ends, so the program reads from another pipe. Its text is parsed
+only here, inside the sandbox.
 """
 
 import ast
@@ -37,6 +38,7 @@ CAPABILITY_VERSION_3 = 0x20080522
 MEBIBYTE = 1024 * 1024
 IDLE_MS = 100
 """Time to wait for a program before each import, in milliseconds."""
+FEED_BYTES = 65536
 SPARE_THREADS = 1024
 """Allowance for other threads of the user: without a user namespace, the limit on processes counts them."""
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PATH_BENEATH = 444, 445, 446, 1
@@ -246,14 +248,29 @@ def import_while_idle(names: list[str]) -> None:
     gc.freeze()
 
 
-def receive() -> tuple[int, str] | None:
-    """Read the limit of CPU seconds and the program; return None if the input ends first."""
-    with os.fdopen(0, "rb", closefd=False) as stream:
-        header = stream.readline().split()
-        body = stream.read(int(header[1])) if header else b""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+def receive(sizes: int, source: int) -> tuple[int, bool, str] | None:
+    """Read the limit of CPU seconds, whether to print a last expression, and the program; None if the input ends first.
+
+    Announce the size of the program's input to the first process, and make `source` the standard input.
+    """
+    header = b""
+    # One byte at a time: what follows the program is for the first process.
+    while not header.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return None
+        header += byte
+    cpu_s, prints_value, size, input_size = map(int, header.split())
+    body = bytearray()
+    while len(body) < size:
+        part = os.read(0, size - len(body))
+        if not part:
+            return None
+        body += part
+    os.write(sizes, b"%d" % input_size)
+    os.dup2(source, 0)
     os.closerange(3, 4096)
-    return (int(header[0]), body.decode("utf-8", "replace")) if header else None
+    return cpu_s, bool(prints_value), body.decode("utf-8", "replace")
 
 
 def print_last_expression(tree: ast.Module) -> None:
@@ -269,10 +286,11 @@ def print_last_expression(tree: ast.Module) -> None:
     last.value = ast.fix_missing_locations(printed)
 
 
-def translate(text: str) -> types.CodeType:
+def translate(text: str, prints_value: bool) -> types.CodeType:
     """Compile the program; raise SyntaxError if it does not parse."""
     tree = ast.parse(text, PROGRAM)
-    print_last_expression(tree)
+    if prints_value:
+        print_last_expression(tree)
     return compile(tree, PROGRAM, "exec", dont_inherit=True)
 
 
@@ -288,7 +306,7 @@ def report(error: BaseException) -> None:
     sys.stderr.write(text)
 
 
-def run_as_main_module(text: str) -> int:
+def run_as_main_module(text: str, prints_value: bool) -> int:
     """Run the program as `__main__` and return its exit code; after an exception, print its traceback and return 1."""
     linecache.cache[PROGRAM] = (len(text), None, text.splitlines(keepends=True), PROGRAM)
     module = types.ModuleType("__main__")
@@ -296,7 +314,7 @@ def run_as_main_module(text: str) -> int:
     sys.argv = [""]
     sys.path.insert(0, "")
     try:
-        exec(translate(text), module.__dict__)
+        exec(translate(text, prints_value), module.__dict__)
     except SystemExit as error:
         return exit_code(error)
     except BaseException as error:  # noqa: BLE001 -- the program can raise anything
@@ -327,11 +345,43 @@ def end(code: int) -> None:
         os._exit(code)
 
 
-def run_as_init(program: int) -> None:
+class Feeder:
+    """Passes the program's input from the sandbox's standard input to a pipe, which it then closes."""
+
+    def __init__(self, events: select.poll, sizes: int, sink: int) -> None:
+        os.set_blocking(sink, False)
+        self.events, self.sizes, self.sink = events, sizes, sink
+        self.remaining, self.chunk = 0, b""
+        events.register(0, 0)
+        events.register(sizes, select.POLLIN)
+
+    def step(self, descriptor: int) -> None:
+        """Do what a descriptor is ready for: read the size of the input, read of the input, or write of it."""
+        if descriptor == self.sizes:
+            self.remaining = int(os.read(descriptor, 32) or b"0")
+            self.events.unregister(descriptor)
+            os.close(descriptor)
+        elif descriptor == self.sink:
+            self.events.unregister(descriptor)
+            try:
+                self.chunk = self.chunk[os.write(descriptor, self.chunk) :]
+            except BrokenPipeError:  # The program has closed its input.
+                self.remaining, self.chunk = 0, b""
+        else:
+            self.chunk = os.read(0, min(self.remaining, FEED_BYTES))
+            self.remaining -= len(self.chunk)
+        self.events.register(0, select.POLLIN if self.remaining and not self.chunk else 0)
+        if self.chunk:
+            self.events.register(self.sink, select.POLLOUT)
+        elif not self.remaining:
+            os.close(self.sink)
+
+
+def run_as_init(program: int, sizes: int, sink: int) -> None:
     """Run as the sandbox's first process, whose end ends all others, until the program or the host ends.
 
     Standard input closes when the host ends. bubblewrap's signal for that case does not reach a process that changed
-    its user from root.
+    its user from root. `sizes` tells the size of the program's input, which goes to `sink`.
     """
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -340,15 +390,18 @@ def run_as_init(program: int) -> None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     events = select.poll()
     events.register(awake, select.POLLIN)
-    events.register(0, 0)
+    feeder = Feeder(events, sizes, sink)
     while True:
         wait_for_program(program)
-        for descriptor, _ in events.poll():
-            if descriptor == 0:
+        for descriptor, happened in events.poll():
+            if descriptor == 0 and happened & ~select.POLLIN:
                 # Without a process namespace, kill at least the process group.
                 os.killpg(0, signal.SIGKILL)
                 os._exit(1)
-            os.read(awake, 4096)
+            if descriptor == awake:
+                os.read(awake, 4096)
+            else:
+                feeder.step(descriptor)
 
 
 def wait_for_program(program: int) -> None:
@@ -384,9 +437,12 @@ def main() -> None:
         importlib.import_module(name)
     # Imported objects are never freed. If the collector visited them after the fork, their pages would be copied.
     gc.freeze()
+    (sizes, announced), (source, sink) = os.pipe(), os.pipe()
     program = os.fork()
     if program:
-        run_as_init(program)
+        os.close(announced)
+        os.close(source)
+        run_as_init(program, sizes, sink)
     set_limits(spec)
     if landlock:
         confine(landlock)
@@ -400,11 +456,12 @@ def main() -> None:
     os.write(1, b"R")
     import_while_idle(idle)
     gc.enable()
-    received = receive()
+    received = receive(announced, source)
     if received is not None:
-        cpu_s = received[0] + int(time.process_time())
+        cpu_s, prints_value, text = received
+        cpu_s += int(time.process_time())
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-        end(run_as_main_module(received[1]))
+        end(run_as_main_module(text, prints_value))
 
 
 if __name__ == "__main__":

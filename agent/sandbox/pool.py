@@ -15,7 +15,7 @@ from treadle.agent.sandbox.bubblewrap import Launcher, make_launcher
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.guardian import Guardian
 from treadle.agent.sandbox.leftovers import end_leftovers
-from treadle.agent.sandbox.process import ProgramResult, SandboxProcess
+from treadle.agent.sandbox.process import Program, ProgramResult, SandboxProcess
 from treadle.agent.sandbox.usage import UsageWatch
 from treadle.core.errors import SandboxError
 from treadle.core.work_clock import work_clock
@@ -70,7 +70,7 @@ class SandboxPool:
         await asyncio.to_thread(self._guardian.close)
         await asyncio.to_thread(self._usage.close)
 
-    async def run(self, program: str, *, time_limit_s: float, deadline: float | None = None) -> ProgramResult:
+    async def run(self, program: str | Program, *, time_limit_s: float, deadline: float | None = None) -> ProgramResult:
         """Run one program for at most `time_limit_s`, and not past `deadline` (a time of `work_clock`).
 
         That clock stops while the call waits for a sandbox: the size of the pool is operational and must not make a
@@ -91,7 +91,8 @@ class SandboxPool:
                 time_limit_s = min(time_limit_s, deadline - clock.time())
             cpu_s = self._settings.cpu_s or math.ceil(max(time_limit_s, 0.0)) + 1
             try:
-                return await sandbox.run(program, self._usage, time_limit_s=time_limit_s, cpu_s=cpu_s)
+                whole = Program(program) if isinstance(program, str) else program
+                return await sandbox.run(whole, self._usage, time_limit_s=time_limit_s, cpu_s=cpu_s)
             except asyncio.CancelledError:
                 await asyncio.shield(sandbox.discard())
                 raise

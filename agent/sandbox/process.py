@@ -32,6 +32,26 @@ _FORCED_END_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """A program for a sandbox.
+
+    Attributes:
+        text: Python.
+        stdin: All that it can read from its standard input.
+        prints_value: Whether the value of an expression at its end is printed, as in an interactive interpreter.
+    """
+
+    text: str
+    stdin: str = ""
+    prints_value: bool = True
+
+    def message(self, cpu_s: int) -> bytes:
+        """Return what `guest` reads."""
+        text, stdin = self.text.encode("utf-8", "replace"), self.stdin.encode("utf-8", "replace")
+        return f"{cpu_s} {self.prints_value:d} {len(text)} {len(stdin)}\n".encode() + text + stdin
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramResult:
     """Output of a program and how it ended."""
 
@@ -244,7 +264,7 @@ class SandboxProcess:
         """Whether the sandbox still runs and can run a program."""
         return not self._status_output.ended.done() and not self._stdout.ended.done()
 
-    async def run(self, program: str, usage: Watch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
+    async def run(self, program: Program, usage: Watch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
         """Run one program until it ends or exceeds a limit; none of its processes is left when this returns."""
         if self._lifeline is None:
             # Without namespaces no usage is sampled: Landlock allows one process only, and kind `none` has no limits.
@@ -260,7 +280,7 @@ class SandboxProcess:
         return next(itertools.islice(descendants(bwrap), 1, None), bwrap)
 
     async def _run(
-        self, program: str, excess: asyncio.Future[Excess], time_limit_s: float, cpu_s: int
+        self, program: Program, excess: asyncio.Future[Excess], time_limit_s: float, cpu_s: int
     ) -> ProgramResult:
         output_exceeded = [
             asyncio.ensure_future(capture.output_exceeded.wait()) for capture in (self._stdout, self._stderr)
@@ -269,8 +289,7 @@ class SandboxProcess:
         lost = asyncio.ensure_future(self._lost())
         first: set[asyncio.Future[Any]] = {ended, excess, lost, *output_exceeded}
         try:
-            body = program.encode("utf-8", "replace")
-            await self._send(f"{cpu_s} {len(body)}\n".encode() + body)
+            await self._send(program.message(cpu_s))
             seconds = await wait_for_first(first, time_limit_s)
             finished, exceeded_output = ended.done(), any(future.done() for future in output_exceeded)
             exceeded: Excess | None = excess.result() if excess.done() and not finished else None

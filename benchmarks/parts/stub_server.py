@@ -50,12 +50,17 @@ def reply(turn: int, num_prompt: int, letter: str | None = None, *, has_stops: b
     choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": "stop", "stop_reason": reason}
     usage = {"prompt_tokens": num_prompt, "completion_tokens": len(ids), "total_tokens": num_prompt + len(ids)}
     return orjson.dumps(
-        {"id": "stub", "object": "text_completion", "model": MODEL, "choices": [choice], "usage": usage}
+        {"id": "stub", "object": "text_completion", "created": 0, "model": MODEL, "choices": [choice], "usage": usage}
     )
 
 
-def _http(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+def _http(body: bytes, status: bytes = b"200 OK") -> bytes:
+    head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % (status, len(body)) + body
+
+
+def _refusal(status: bytes, message: str) -> bytes:
+    return _http(orjson.dumps({"error": {"message": message, "code": int(status[:3])}}), status)
 
 
 _ONE_LETTER = re.compile(rb'"stop":\["(\w)"\]')
@@ -63,7 +68,12 @@ _MARK = orjson.dumps(ids_of("</result>"))[1:-1]
 _START = b",%d," % TURN_START_ID
 _OPENING = orjson.dumps([TURN_START_ID, *ids_of("assistant\n")])[1:-1]
 _STOPS = b'"stop":["'
-_MODELS = _http(orjson.dumps({"object": "list", "data": [{"id": MODEL, "max_model_len": 1 << 20}]}))
+_MODELS = _http(
+    orjson.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "max_model_len": 1 << 20}]})
+)
+_NO_ROUTE = _refusal(b"404 Not Found", "this server has only /v1/completions and /v1/models")
+_NO_STREAM = _refusal(b"400 Bad Request", "this server does not stream")
+_STREAM = re.compile(rb'"stream":\s*true')
 
 
 class Connection(asyncio.Protocol):
@@ -97,6 +107,12 @@ class Connection(asyncio.Protocol):
             self._needed = 0
 
     def _answer(self, request: bytes) -> None:
+        if not request.startswith(b"POST /v1/completions "):
+            self._transport.write(_NO_ROUTE)
+            return
+        if _STREAM.search(request):
+            self._transport.write(_NO_STREAM)
+            return
         # Results within the last assistant's turn, and in a dialogue the turns before it.
         num_before = max(0, request.count(_OPENING) - 1)
         turn = min(request.count(_MARK, max(0, request.rfind(_START))) + num_before, 2)

@@ -16,10 +16,10 @@ from treadle.core.errors import ConfigError, Interrupted
 from treadle.core.untrusted.sanitize import sanitize, sanitized_json
 
 if TYPE_CHECKING:
+    from treadle.agent.pages.server_config import RetrieverConfig
     from treadle.retriever.config import IndexSettings
     from treadle.retriever.index import Index, IndexInfo
     from treadle.retriever.recall import RetrievalRecall
-    from treadle.retriever.service.config import RetrieverConfig
 
 _SHOWN_CHARS = 300
 
@@ -46,8 +46,8 @@ class _IndexOptions:
 
     def configured(self, service: Mapping[str, Any] = MappingProxyType({})) -> RetrieverConfig:
         """Return the configuration; `service`: keys of that table, None for those not given."""
+        from treadle.agent.pages.server_config import RetrieverConfig
         from treadle.core.config import load_config
-        from treadle.retriever.service.config import RetrieverConfig
 
         index: dict[str, Any] = {"corpus": [str(path) for path in self.corpus]} if self.corpus else {}
         if self.engine is not None:
@@ -180,15 +180,26 @@ def _by_name(shares: Mapping[int, float]) -> dict[str, float]:
     return {str(k): share for k, share in shares.items()}
 
 
-@retriever.command(epilog="Example:  treadle retriever serve --corpus wiki.jsonl --port 1243")
+@retriever.command(epilog="Example:  treadle retriever serve --corpus wiki.jsonl --api afm --port 9001")
 @_index_options
+@click.option(
+    "--api",
+    type=click.Choice(["flashrag", "afm"]),
+    help="Whose /search: FlashRAG's, or that of Agent Foundation Models. [default: flashrag]",
+)
 @click.option("--host", help="Address to listen on; non-loopback addresses need --token-env. [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free port. [default: 1243]")
 @click.option("--token-env", metavar="NAME", help="Environment variable with the token that callers must send.")
 @click.option("--workers", "num_workers", type=click.IntRange(min=1), help="Concurrent searches. [default: 2]")
 def serve(asked: _IndexOptions, **service: Any) -> None:
-    """Serve an index over HTTP until Ctrl-C: /search, /batch_search, /health, /info, /metrics, /docs."""
+    """Serve an index and web pages over HTTP until Ctrl-C.
+
+    The routes are /search, /batch_search, /retrieve, /crawl_page, /health, /info, /metrics and /docs. With --api afm,
+    /search takes {"q", "num"} and finds the web if web.provider is set, else documents of the index. /crawl_page reads
+    pages for a purpose, with the model that crawl.summarizer names.
+    """
     try:
+        from treadle.agent.pages.service import PageService
         from treadle.retriever.service.server import serve as serve_index
     except ImportError as error:
         raise ConfigError(
@@ -203,5 +214,10 @@ def serve(asked: _IndexOptions, **service: Any) -> None:
 
     # The service ends only by a signal, after requests in flight have been answered.
     with contextlib.suppress(KeyboardInterrupt):
-        serve_index(config.service, opened, lambda url: say(f"listening on {url} (page: {url}/docs); Ctrl-C stops it"))
+        serve_index(
+            config.service,
+            opened,
+            lambda url: say(f"listening on {url} (page: {url}/docs); Ctrl-C stops it"),
+            PageService(config),
+        )
     raise Interrupted("stopped")

@@ -20,6 +20,7 @@ from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.file_rows import rows_of_sources
 from treadle.tasks.estimate.preview import preview
 from treadle.tasks.planning.flow_part import FlowPart
+from treadle.tasks.planning.model_checks import check_tokenizers
 from treadle.tasks.planning.plan import changed_keys, keys_set, plan
 
 
@@ -41,6 +42,7 @@ def print_plan(
     made = part.instances if part is not None else None
     steps = plan(instances, root, run_id, part=made, force=force, by_name=by_name)
     run = Run.open(root, run_id) if run_exists(root, run_id) else None
+    check_tokenizers(config, run.info.semantic.get("models", {}) if run is not None else ())
     with preview(instances, steps, run, force=force) as found:
         to_run = [step.address for step in steps if step.action == "run"]
         expected = estimates(instances, run, to_run, force=force, preview=found)

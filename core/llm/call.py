@@ -25,11 +25,14 @@ from treadle.core.llm.hosted import (
 )
 from treadle.core.llm.stops import KEPT, lacks_stop
 from treadle.core.llm.types import Completion, CompletionRequest, ServerFacts
-from treadle.core.llm.wire import Answer, chat_body, completion_body, parse_chat, parse_completion
+from treadle.core.llm.wire import Answer, chat_body, completion_body, num_images, parse_chat, parse_completion
 from treadle.core.work_clock import TimeLimit, WorkClock, work_clock
 
 ATTEMPTS_PER_ENDPOINT = 2
 """Failed attempts of a request on one endpoint before another one is preferred."""
+
+_IMAGE_TOKENS = 65_536
+"""More tokens than a picture becomes, however small its file is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -193,7 +196,9 @@ def chat_call(
     body = chat_body(
         settings.model, messages, sampling, seed, stop, tools=tools, chat_only=chat_only, refused=refused, extra=extra
     )
-    if tools or any("tool_calls" in message for message in messages):
+    if images := num_images(messages):
+        num_bytes = len(body) + images * _IMAGE_TOKENS
+    elif tools or any("tool_calls" in message for message in messages):
         num_bytes = len(body)
     else:
         num_bytes = sum(len((message["content"] or "").encode("utf-8", "replace")) for message in messages)

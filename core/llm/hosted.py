@@ -79,8 +79,13 @@ def fold_system(body: dict[str, Any], refused: Collection[str]) -> None:
     number = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
     if SYSTEM not in refused or not 0 < number < len(messages) or messages[number]["role"] != "user":
         return
-    text = "\n\n".join(str(one["content"]) for one in messages[: number + 1])
-    body["messages"] = [{**messages[number], "content": text}, *messages[number + 1 :]]
+    content = messages[number]["content"]
+    texts = [str(one["content"]) for one in messages[:number]]
+    if isinstance(content, list):  # of parts, such as pictures
+        folded: Any = [{"type": "text", "text": "\n\n".join(texts)}, *content]
+    else:
+        folded = "\n\n".join([*texts, str(content)])
+    body["messages"] = [{**messages[number], "content": folded}, *messages[number + 1 :]]
 
 
 def refuses_system(status: int, data: bytes) -> bool:

@@ -56,7 +56,9 @@ class ArtifactReader:
             with self._parquet_errors(entry.name) as file:
                 self._check(entry, file)
                 parquet = pq.ParquetFile(file, pre_buffer=False)
-                yield from parquet.iter_batches(_BATCH_ROWS, columns=wanted)
+                for group in range(parquet.num_row_groups):
+                    # By group, because batches of several groups would hold all of them: rows can be large.
+                    yield from parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted)
 
     def matching(
         self, column: str, test: Callable[[pa.Array], pa.Array], columns: Sequence[str] | None = None

@@ -1,4 +1,4 @@
-"""Load and render the prompts of the flywheel's operators, which follow arXiv 2601.06860.
+"""Load and render the prompts of stages that make data: operators of pools (arXiv 2601.06860), and `conversion`.
 
 `<name>_system.txt` is the system message, `<name>.jinja` the user message. A user's folder may replace any of the
 files. Values are data: control token markers in them are escaped, they are never read as templates, and a missing value
@@ -22,14 +22,23 @@ if TYPE_CHECKING:
     import jinja2
 
 PROMPTS = ("redundancy", "refine_thoughts", "locate_flaw", "analyse_flaw", "replace_step", "reflect")
-"""Names of the prompts."""
+"""Names of the prompts of operators."""
+CONVERT = ("convert",)
+"""Names of the prompts of `conversion`."""
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts in use: those shipped, or for each file of the same name in `folder`, that one."""
+    """The prompts in use: those shipped, or for each file of the same name in `folder`, that one.
+
+    Attributes:
+        names: Names of the prompts.
+        key: Key of the configuration that names the folder.
+    """
 
     folder: Path | None = None
+    names: tuple[str, ...] = PROMPTS
+    key: str = "pools.prompts"
     _templates: dict[str, jinja2.Template] = field(default_factory=dict, compare=False)
 
     @cached_property
@@ -40,7 +49,7 @@ class PromptSet:
         """
         if self.folder is not None:
             self._check_folder(self.folder)
-        return {name: (self._read(f"{name}_system.txt"), self._read(f"{name}.jinja")) for name in PROMPTS}
+        return {name: (self._read(f"{name}_system.txt"), self._read(f"{name}.jinja")) for name in self.names}
 
     def digest(self, name: str) -> str:
         """Return the digest of a prompt's texts, 16 hex digits."""
@@ -48,7 +57,7 @@ class PromptSet:
 
     def digests(self) -> dict[str, str]:
         """Return the digests of all prompts by name."""
-        return {name: self.digest(name) for name in PROMPTS}
+        return {name: self.digest(name) for name in self.names}
 
     def check(self) -> None:
         """Raise ConfigError for a file that cannot be read, compiled or rendered, or that uses an unknown value."""
@@ -58,7 +67,7 @@ class PromptSet:
             self._template(name)
             asked, known = (
                 jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(text))
-                for text in (self.texts[name][1], PromptSet().texts[name][1])
+                for text in (self.texts[name][1], PromptSet(names=self.names).texts[name][1])
             )
             if strange := sorted(asked - known):
                 raise ConfigError(
@@ -104,12 +113,12 @@ class PromptSet:
 
     def _check_folder(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise ConfigError(f"pools.prompts: {folder} is not a folder")
-        known = {f"{name}{ending}" for name in PROMPTS for ending in ("_system.txt", ".jinja")}
+            raise ConfigError(f"{self.key}: {folder} is not a folder")
+        known = {f"{name}{ending}" for name in self.names for ending in ("_system.txt", ".jinja")}
         strange = sorted(path.name for path in folder.iterdir() if path.name not in known)
         if strange:
             raise ConfigError(
-                f"pools.prompts: {folder} contains {strange[0]!r}, which is not a prompt file; known files: "
+                f"{self.key}: {folder} contains {strange[0]!r}, which is not a prompt file; known files: "
                 + ", ".join(sorted(known))
             )
 

@@ -4,52 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from treadle.agent.contract import Task
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Stage, StageContext
-from treadle.datagen.pools.entry import pool_models
+from treadle.datagen.sft_rows.row_source import policy_of, row_source
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
 from treadle.datagen.sft_rows.summary import sft_rows_report
 from treadle.datagen.sft_rows.tables import SFT_REJECTIONS
 from treadle.datagen.sft_rows.tables import SFT_ROWS as SFT_ROWS_TABLE
-from treadle.environments.registry import traits_of
+from treadle.datagen.sft_rows.text_settings import text_settings
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.models import checked_model, served_tokenizer, tokenizer_folder
 from treadle.stages.plan import Plan
 
 
-def row_source(plan: Plan, address: Address) -> Literal["pools", "rollouts"]:
-    """Return what the fine-tuning rows of an instance are made from.
-
-    Raises ConfigError for pools of an environment whose tasks have no gold answers.
-    """
-    wanted = plan.options(address, SftRowsOptions).trajectories
-    without = [one.type for one in plan.environments().values() if not traits_of(one).has_answers]
-    if wanted == "pools" and without:
-        raise ConfigError(
-            f"{address}: sft_rows.trajectories = pools, but there are no pools of {without[0]}, whose "
-            "tasks have no gold answers; leave the key out, then rows are made from rollouts"
-        )
-    return wanted or ("rollouts" if without else "pools")
-
-
-def rolled_out_policy(plan: Plan, iteration: int) -> str | None:
-    """Return the model whose rollouts become rows in an iteration; None if rows are not made from rollouts."""
-    if "sft_rows" not in plan.stages or row_source(plan, Address(iteration, "sft_rows")) != "rollouts":
-        return None
-    return _policy(plan, iteration)
-
-
-def _policy(plan: Plan, iteration: int) -> str:
-    """Return the name of the model whose trajectories become rows: the policy of `pools`."""
-    return pool_models(plan, Address(iteration, "pools"))["policy"]
-
-
 def _settings(plan: Plan, address: Address) -> SftRowsSettings:
-    name = _policy(plan, address.iteration)
+    source = row_source(plan, address)
+    if source in ("conversion", "texts"):
+        return text_settings(plan, address, source)
+    name = policy_of(plan, address.iteration)
     model, tokenizer_digest = checked_model(name, plan.models[name])
     options = plan.options(address, SftRowsOptions)
     folder, context_tokens = tokenizer_folder(model) or served_tokenizer(model), None
@@ -69,20 +45,29 @@ def _settings(plan: Plan, address: Address) -> SftRowsSettings:
         tokenizer=folder,
         tokenizer_digest=tokenizer_digest,
         context_tokens=context_tokens,
-        options=options.model_copy(update={"trajectories": row_source(plan, address)}),
+        options=options.model_copy(update={"trajectories": source}),
         seed=plan.seed,
     )
 
 
 def _inputs(plan: Plan, address: Address) -> Inputs:
+    source = row_source(plan, address)
+    if source == "texts":
+        return {}
+    if source == "conversion":
+        return {"conversion": (replace(address, stage="conversion"),)}
     questions = {"questions": (Address(address.iteration, "questions"),)}
-    if row_source(plan, address) == "pools":
+    if source == "pools":
         return {"pools": (replace(address, stage="pools"),), **questions}
-    rollouts = Address(address.iteration, "rollouts", _policy(plan, address.iteration))
+    rollouts = Address(address.iteration, "rollouts", policy_of(plan, address.iteration))
     return {"rollouts": (rollouts,), "scores": (replace(rollouts, stage="scores"),), **questions}
 
 
 def _run(context: StageContext) -> Mapping[str, Any]:
+    if context.settings.options.trajectories in ("conversion", "texts"):
+        from treadle.datagen.sft_rows.text_rows import run_text_rows
+
+        return run_text_rows(context)
     from treadle.datagen.sft_rows.stage import run_sft_rows
 
     return run_sft_rows(context)
@@ -92,8 +77,14 @@ SFT_ROWS_STAGE = Stage(
     name="sft_rows",
     version=5,
     settings=SftRowsSettings,
-    consumes={"pools": "pools", "rollouts": "rollouts", "scores": "scores", "questions": "questions"},
-    optional=frozenset({"pools", "rollouts", "scores"}),
+    consumes={
+        "pools": "pools",
+        "rollouts": "rollouts",
+        "scores": "scores",
+        "questions": "questions",
+        "conversion": "conversion",
+    },
+    optional=frozenset({"pools", "rollouts", "scores", "questions", "conversion"}),
     produces=(SFT_ROWS_TABLE, SFT_REJECTIONS),
     run=_run,
 )

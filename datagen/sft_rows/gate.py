@@ -8,10 +8,11 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.dialects.base import Dialect, Segment
+from treadle.agent.dialects.base import REASONING, TEXT, Dialect, Segment
 from treadle.agent.dialects.tag_faults import format_faults
 from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.edit import visible_thoughts
+from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, RowEncoder, Turns
 from treadle.datagen.sft_rows.messages import messages_of
 from treadle.datagen.sft_rows.quality import Candidate, reasons_against
@@ -19,6 +20,7 @@ from treadle.datagen.sft_rows.repairs import RepairedTurn, repair_turn
 from treadle.datagen.sft_rows.row_environments import RowEnvironment, RowEnvironments
 from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.datagen.sft_rows.student import NotGivenBack, StudentEncoder
+from treadle.datagen.texts.rules import Facts, Filters, Step, facts_of_rollout
 
 REPAIRABLE = frozenset({"bad_start", "no_think", "think_unbalanced", "order"})
 """Reasons that a repair may remove; it is tried only if no other reason applies."""
@@ -31,6 +33,7 @@ class QualityGate:
     Attributes:
         held_out: Keys of the questions whose trajectories may not.
         prompt: Function that returns the prompt of a trajectory which is encoded here.
+        filters: Rules that choose among trajectories that pass.
         context_tokens: Context window of the model to train; None if it is not known.
     """
 
@@ -39,6 +42,7 @@ class QualityGate:
     encoder: RowEncoder
     held_out: Collection[str]
     prompt: Callable[[Mapping[str, Any]], Prompt]
+    filters: Filters
     context_tokens: int | None = None
 
     def judge(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> tuple[Candidate, list[str]]:
@@ -59,6 +63,8 @@ class QualityGate:
             held_out=row["question_key"] in self.held_out,
         )
         candidate, reasons = self._repaired(candidate, output, environment)
+        if not reasons:
+            reasons = self.filters.reasons(row["rollout_key"], _facts(candidate.segments, row))
         if not reasons and self.environments.are_encoded_here(row):
             return self._fitted(candidate, row, ids, index)
         return candidate, reasons
@@ -138,6 +144,13 @@ class QualityGate:
             messages = messages_of(segments, b"", environment.dialect)
             return StudentEncoder(tokenizer).turns(messages, environment.bound_dialect), repaired
         return Turns.of(segments, output, origins, environment.dialect), repaired
+
+
+def _facts(segments: Sequence[Segment], row: Mapping[str, Any]) -> Facts:
+    """Return the facts about a trajectory that filters depend on; text outside of blocks is none of its steps."""
+    steps = [Step(one.kind, one.text) for one in segments if one.kind not in SYSTEM_KINDS | {TEXT, REASONING}]
+    calls = [(call["tool"], str(call["argument"]), call["turn"]) for call in orjson.loads(row["tool_calls"])]
+    return facts_of_rollout(steps, calls)
 
 
 def _segments(text: str) -> list[Segment]:

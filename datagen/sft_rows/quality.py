@@ -13,6 +13,9 @@ from treadle.agent.dialects.base import FRAME, Dialect, Segment
 from treadle.agent.dialects.tag_faults import CALL_FAULTS, FORMAT_FAULTS
 from treadle.agent.token_ids import ORIGIN_SYSTEM
 from treadle.core.answers.extraction import SYSTEM_KINDS
+from treadle.datagen.texts.blocks import TEXT_FAULTS
+from treadle.datagen.texts.files import ROW_FAULTS
+from treadle.datagen.texts.rules import RULES
 
 REASONS = {
     "failed": "an infrastructure error prevented the rollout",
@@ -21,8 +24,11 @@ REASONS = {
     "unknown_verdict": "there is no verdict on the answer",
     "wrong_answer": "the answer is wrong",
     "no_text": "the model wrote nothing",
+    **ROW_FAULTS,
+    **TEXT_FAULTS,
     **FORMAT_FAULTS,
     **CALL_FAULTS,
+    **RULES,
     "ids_differ": "token ids, their origins and the segments are inconsistent",
     "too_long": "the row would be longer than the cut-off",
     "over_context": "the row would be longer than the context window of the model that it trains",

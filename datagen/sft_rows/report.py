@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from treadle.core.figures import Cell, Figures, render_table
 from treadle.core.untrusted.sanitize import one_line
 from treadle.datagen.sft_rows.quality import REASONS
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW
+from treadle.datagen.texts.rules import OVER_RATIO
 
 
 class ParentFacts(NamedTuple):
@@ -75,6 +77,8 @@ class SftRowsTally:
     """Accepted trajectories that are not rows, by decision."""
     operators: dict[str, OperatorTally] = field(default_factory=dict)
     datasets: Counter[str] = field(default_factory=Counter)
+    masked_parts: array[float] = field(default_factory=lambda: array("d"))
+    """Share of each row with token ids that is results without a loss."""
     calls_initial: Counter[int] = field(default_factory=Counter)
     calls_rows: Counter[int] = field(default_factory=Counter)
 
@@ -106,6 +110,10 @@ class SftRowsTally:
         self.num_result_tokens += row["num_result_tokens"]
         self.num_message_tokens += row["num_message_tokens"]
         self.num_target_tokens += row["num_target_tokens"]
+        if row["num_tokens"]:
+            others = ("num_prompt_tokens", "num_message_tokens", "num_target_tokens")
+            masked = row["num_tokens"] - sum(row[name] for name in others)
+            self.masked_parts.append(masked / row["num_tokens"])
         self.operators[row["operator"]].rows += 1
         self.datasets[row["dataset"]] += 1
         self.calls_rows[row["calls_requested"]] += 1
@@ -113,6 +121,14 @@ class SftRowsTally:
     def reasons_in_words(self) -> str:
         """Return the counts of first reasons as text, the most frequent one first."""
         return ", ".join(f"{code} {count:,}" for code, count in _ranked(self.reasons))
+
+    def masked_shares(self) -> dict[str, float]:
+        """Return the least, mean and largest share of a row that is masked as results; empty without token ids."""
+        shares = self.masked_parts
+        if not shares:
+            return {}
+        found = {"min": min(shares), "mean": sum(shares) / len(shares), "max": max(shares)}
+        return {name: round(value, 4) for name, value in found.items()}
 
     def metrics(self) -> dict[str, Any]:
         """Return flat counts for the stage's record."""
@@ -126,6 +142,7 @@ class SftRowsTally:
             "result_tokens": self.num_result_tokens,
             "message_tokens": self.num_message_tokens,
             "target_tokens": self.num_target_tokens,
+            **{f"masked_share_{name}": value for name, value in self.masked_shares().items()},
             **_prefixed("reason", self.reasons),
             **_prefixed("rule", self.rules),
             **_prefixed("left_out", self.left_out),
@@ -145,7 +162,8 @@ def render_report(tally: SftRowsTally) -> str:
         f"{tally.num_rows:,} rows from {tally.num_read:,} trajectories, of which {tally.num_accepted:,} passed the "
         f"quality gate. {tally.num_tokens:,} tokens, {tally.num_target_tokens:,} of them targets ({share:.1%}), "
         f"{tally.num_result_tokens:,} in results of tools, {tally.num_message_tokens:,} in messages of the environment "
-        f"and around turns. Repaired: {tally.num_repaired:,}. Without token ids: {tally.num_text_mode:,}.",
+        f"and around turns. Repaired: {tally.num_repaired:,}. Without token ids: {tally.num_text_mode:,}."
+        + _masked_words(tally),
         "## Why trajectories were rejected",
         _table(
             ("reason", "first", "applies", "meaning"),
@@ -157,7 +175,7 @@ def render_report(tally: SftRowsTally) -> str:
         ),
         "`first`: trajectories counted under this reason; `applies`: all to which it applies.",
         "## Accepted but not selected",
-        _table(("why", "trajectories"), [(code, tally.left_out[code]) for code in DECISIONS[ROW + 1 :]]),
+        _table(("why", "trajectories"), [(code, tally.left_out[code]) for code in (*DECISIONS[ROW + 1 :], OVER_RATIO)]),
         "## Operators",
         _table(
             ("operator", "trajectories", "accepted", "wrong to right", "rows", "calls of parents", "calls"),
@@ -176,6 +194,14 @@ def render_report(tally: SftRowsTally) -> str:
         _table(("data set", "rows"), [(one_line(name), count) for name, count in sorted(tally.datasets.items())]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _masked_words(tally: SftRowsTally) -> str:
+    shares = tally.masked_shares()
+    if not shares:
+        return ""
+    least, mean, most = (f"{shares[name]:.1%}" for name in ("min", "mean", "max"))
+    return f" Share of a row that is masked as results: {least} to {most}, {mean} on average."
 
 
 def _operator_cells(name: str, one: OperatorTally) -> tuple[Cell, ...]:

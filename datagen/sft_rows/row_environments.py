@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,11 +13,10 @@ from treadle.agent.contract import Task
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.dialects.tags import TagDialect
 from treadle.core.chat import ChatTokenizer
-from treadle.core.engines.config import EMBEDDED
-from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ArtifactError, ConfigError, DataError, StageFailed
 from treadle.datagen.sft_rows.encoding import Prompt
 from treadle.datagen.sft_rows.settings import SftRowsSettings
+from treadle.datagen.texts.tokenizers import load_tokenizer
 from treadle.environments.mixture import table_of, unknown_environment
 from treadle.environments.rollouts.rows import first_tools
 from treadle.environments.settings import Digests, EnvironmentSettings
@@ -65,7 +63,7 @@ class RowEnvironments:
     """
 
     def __init__(self, settings: SftRowsSettings) -> None:
-        self.tokenizer = _load_tokenizer(settings)
+        self.tokenizer = load_row_tokenizer(settings)
         self._has_student = settings.options.tokenizer is not None
         self._by_name = {
             name: RowEnvironment.of(one, self.tokenizer) for name, one in settings.named_environments().items()
@@ -127,14 +125,6 @@ class RowEnvironments:
         return Prompt.of(messages, first_tools(tool_schemas), self.tokenizer, environment.bound_dialect)
 
 
-def _load_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
-    if settings.tokenizer is None:
-        return None
-    folder = embedded_folder("tokenizer") if settings.tokenizer == Path(EMBEDDED) else settings.tokenizer
-    tokenizer = ChatTokenizer.load(folder)
-    if settings.tokenizer_digest not in ("", tokenizer.digest):
-        raise ConfigError(
-            f"the tokenizer in {settings.tokenizer} is not the one that this run was made with; restore its files, or "
-            "start a new run"
-        )
-    return tokenizer
+def load_row_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
+    """Return the tokenizer of the rows, None in text mode; raise ConfigError if it is another than that of the run."""
+    return None if settings.tokenizer is None else load_tokenizer(settings.tokenizer, settings.tokenizer_digest)

@@ -27,6 +27,7 @@ from treadle.datagen.sft_rows.selection import DECISIONS, ROW, Decisions, Trajec
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.tables import SFT_REJECTIONS, SFT_ROWS
 from treadle.datagen.sft_rows.trajectories import QuestionReader, Trajectories
+from treadle.datagen.texts.rules import Filters
 from treadle.environments.rollouts.rows import plain_schemas
 
 _log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class _SftRowsRun:
             self._encoder,
             self._trajectories.held_out(),
             self._prompt_of,
+            Filters(settings.options.filters, settings.seed),
             settings.context_tokens,
         )
         self._last_prompt: tuple[tuple[str, ...], Prompt] | None = None

@@ -33,7 +33,7 @@ _CALL = {
     "code": Tag("code", is_tool=True, parameter="code"),
     "visual_inspector": Tag("visual_inspector", is_tool=True, parameter="request"),
 }
-_SPLITTING = ("wiki_search", "search")
+SPLITTING = ("wiki_search", "search")
 """Tags whose text may be several queries joined by a bar."""
 _TOOLS: Mapping[DialectName, tuple[str, ...]] = {
     "mhqa": ("wiki_search",),
@@ -260,7 +260,7 @@ def planning_dialect(
     return PlanningDialect(
         tags=tags,
         successors=_successors(name, [*active, *others]),
-        splitting=tuple(tag for tag in active if tag in _SPLITTING),
+        splitting=tuple(tag for tag in active if tag in SPLITTING),
         several=several,
         runs_plans=runs_plans,
         plan_tools=names,

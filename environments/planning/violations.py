@@ -32,7 +32,7 @@ def violations(segments: Sequence[Segment], table: TagTable) -> list[str]:
     Consecutive calls are one batch, which needs one thought; the thought before a plan covers the batch after it.
     """
     found: set[str] = set()
-    before, thought = "", False
+    before, thought, in_batch = "", False, False
     last = None
     blocks = [part for part in segments if part.kind not in SYSTEM_KINDS - {RESULT} and part.kind != FRAME]
     bodies: dict[str, str] = {}
@@ -42,7 +42,7 @@ def violations(segments: Sequence[Segment], table: TagTable) -> list[str]:
                 found.add("text_outside")
             continue
         if block.kind == RESULT:
-            thought = False
+            thought = in_batch = False
             continue
         last = block
         if not block.text.rstrip().endswith(table.by_name[block.kind].closing):
@@ -50,7 +50,7 @@ def violations(segments: Sequence[Segment], table: TagTable) -> list[str]:
         if block.kind == _THINK:
             thought = True
             continue
-        in_batch = before in table.tools and block.kind in table.tools
+        in_batch = in_batch and block.kind in table.tools
         if not thought and not in_batch and _THINK in table.by_name:
             found.add("no_think")
         if block.kind not in table.successors.get(before, ()) and not in_batch:
@@ -58,6 +58,7 @@ def violations(segments: Sequence[Segment], table: TagTable) -> list[str]:
         found |= _unsure(before, block.kind, bodies.get(before, ""))
         bodies[block.kind] = block.text
         before, thought = block.kind, thought and block.kind in (*table.tools, "plan")
+        in_batch = block.kind in table.tools
     answers = [block for block in blocks if block.kind == table.answer]
     if last is None or last.kind != table.answer or not last.text.endswith(table.by_name[table.answer].closing):
         found.add("no_answer")

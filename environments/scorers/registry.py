@@ -47,6 +47,7 @@ SCORERS = Registry(
         "choice": "treadle.environments.scorers.choice:ChoiceScorer",
         "environment": "treadle.environments.scorers.environment:EnvironmentScorer",
         "workspace_tests": "treadle.environments.scorers.workspace_tests:WorkspaceTestsScorer",
+        "stdin_tests": "treadle.environments.scorers.stdin_tests:StdinTestsScorer",
         "outcome": "treadle.environments.scorers.outcome:OutcomeScorer",
     },
     settings_of=_settings_of,

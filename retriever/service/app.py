@@ -1,7 +1,7 @@
-"""Serve a retrieval index over HTTP; docs/behaviour/retrieval.md specifies the interface.
+"""Serve a retrieval index over HTTP; docs/behaviour/services.md specifies the interface.
 
-Routes are compatible with the services of FlashRAG and Search-R1: `/search` and `/batch_search` take the same request,
-ids are text, and `contents` is the document as indexed.
+Routes are compatible with the services of FlashRAG and Search-R1: `/search`, `/batch_search` and `/retrieve` take the
+same requests, ids are text, and `contents` is the document as indexed.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol
 
 import orjson
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi_offline import FastAPIOffline
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import ClientDisconnect
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from treadle.core.errors import TreadleError
@@ -28,16 +27,17 @@ from treadle.retriever.batching import MicroBatcher, QueueFull
 from treadle.retriever.index import Index, Ranking
 from treadle.retriever.service.cache import RankingCache
 from treadle.retriever.service.config import ServiceSettings
+from treadle.retriever.service.http import OtherApi, body_of, json_response, read_request, respond
 from treadle.retriever.service.metrics import Metrics
+from treadle.retriever.service.retrieve import RetrieveRequest, retrieve
 
 _log = logging.getLogger(__name__)
 
 BLANK_QUERY = "Query content cannot be empty"
 DEFAULT_TOP_N = 10
 _MIB = 1024 * 1024
+_OF_AFM = OtherApi("q", "this is a request of AFM's web search; start the service with --api afm, or send 'query'")
 _OPEN_PATHS = frozenset({"/health"})
-_CLIENT_CLOSED = 499
-"""Status in the metrics for callers that disconnected, who never receive it."""
 
 
 class _Options(BaseModel):
@@ -76,15 +76,24 @@ class RetrieverState(BaseModel):
     available: int
 
 
+class ServiceExtension(Protocol):
+    """Further routes of the service, such as those that read web pages."""
+
+    def add_routes(self, app: FastAPI, service: RetrievalService) -> None:
+        """Add the routes; with `api = "afm"` they include `/search`."""
+        ...
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Hold open what the routes use. Raises TreadleError, which ends the service."""
+        ...
+
+
 class HealthReport(BaseModel):
-    """The answer of `GET /health`."""
+    """The answer of `GET /health`; with `api = "afm"` it also has a `timestamp` in seconds since 1970."""
 
     status: str
     """`healthy`, or `loading` (with status 503)."""
     retrievers: RetrieverState
-
-
-T_Request = TypeVar("T_Request", bound=_Options)
 
 
 class TokenGuard:
@@ -199,23 +208,32 @@ class RetrievalService:
         return self._batcher.num_free if self._batcher else 0
 
 
-def make_app(settings: ServiceSettings, load: Callable[[], Awaitable[Index]]) -> FastAPI:
+def make_app(
+    settings: ServiceSettings, load: Callable[[], Awaitable[Index]], extension: ServiceExtension | None = None
+) -> FastAPI:
     """Create the application; `load` is awaited while the service reports that it is loading.
 
-    Raises ConfigError if a token is required and missing.
+    `extension` adds routes; its resources are opened first. Raises ConfigError if a token is required and missing.
     """
     service = RetrievalService(settings)
     token = settings.token()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load(service, load, app.state.on_failure))
-        try:
-            yield
-        finally:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
-            await service.close()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(service.close)
+
+            async def loaded() -> Index:
+                if extension is not None:
+                    await stack.enter_async_context(extension.running())
+                return await load()
+
+            loading = asyncio.create_task(_load(service, loaded, app.state.on_failure))
+            try:
+                yield
+            finally:
+                loading.cancel()
+                await asyncio.gather(loading, return_exceptions=True)
 
     app = FastAPIOffline(
         title="Treadle retriever",
@@ -229,6 +247,10 @@ def make_app(settings: ServiceSettings, load: Callable[[], Awaitable[Index]]) ->
         # Without a token, any local caller has access, so pages in the user's browser must be kept out.
         app.add_middleware(OriginGuard, name="retrieval service")
     _add_routes(app, service)
+    if settings.api == "flashrag":
+        _add_search(app, service)
+    if extension is not None:
+        extension.add_routes(app, service)
     return app
 
 
@@ -247,31 +269,40 @@ def _add_routes(app: FastAPI, service: RetrievalService) -> None:
     async def health() -> Response:
         """Report whether the service answers searches."""
         status, state = service.health()
-        return _json(state.model_dump(), status)
+        # Clients of AFM's services read a time stamp.
+        stamp = {"timestamp": time.time()} if service.settings.api == "afm" else {}
+        return json_response({**state.model_dump(), **stamp}, status)
 
     @app.get("/info")
     async def info() -> Response:
         """Return engine, encoder, number of documents and fingerprint of the index."""
-        return await _respond(service, "info", _value(service.info))
+        return await respond(service.metrics, "info", _value(service.info))
 
     @app.get("/metrics")
     async def metrics() -> Response:
         """Return counters for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.post("/search", response_model=list[FoundDocument], openapi_extra=_body_of(SearchRequest))
-    async def search(request: Request) -> Response:
-        """Return the best documents for one query; with `return_score`, `[documents, scores]`."""
-        return await _respond(service, "search", _search(service, request))
-
-    @app.post("/batch_search", response_model=list[list[FoundDocument]], openapi_extra=_body_of(BatchSearchRequest))
+    @app.post("/batch_search", response_model=list[list[FoundDocument]], openapi_extra=body_of(BatchSearchRequest))
     async def batch_search(request: Request) -> Response:
         """Return the best documents for each query; with `return_score`, `[documents of all, scores of all]`."""
-        return await _respond(service, "batch_search", _batch_search(service, request))
+        return await respond(service.metrics, "batch_search", _batch_search(service, request))
+
+    @app.post("/retrieve", openapi_extra=body_of(RetrieveRequest))
+    async def retrieve_route(request: Request) -> Response:
+        """Return the best documents for each query in the format of Search-R1."""
+        return await respond(service.metrics, "retrieve", retrieve(service, request))
+
+
+def _add_search(app: FastAPI, service: RetrievalService) -> None:
+    @app.post("/search", response_model=list[FoundDocument], openapi_extra=body_of(SearchRequest))
+    async def search(request: Request) -> Response:
+        """Return the best documents for one query; with `return_score`, `[documents, scores]`."""
+        return await respond(service.metrics, "search", _search(service, request))
 
 
 async def _search(service: RetrievalService, request: Request) -> Any:
-    request_model = await _parse(service, request, SearchRequest)
+    request_model = await read_request(service.settings, request, SearchRequest, _OF_AFM)
     if not request_model.query.strip():
         raise HTTPException(400, BLANK_QUERY)
     (ranking,) = await service.search([request_model.query], request_model.top_n)
@@ -280,7 +311,7 @@ async def _search(service: RetrievalService, request: Request) -> Any:
 
 
 async def _batch_search(service: RetrievalService, request: Request) -> Any:
-    request_model = await _parse(service, request, BatchSearchRequest)
+    request_model = await read_request(service.settings, request, BatchSearchRequest)
     for number, query in enumerate(request_model.queries):
         if not query.strip():
             raise HTTPException(400, f"{BLANK_QUERY}: query {number} is blank")
@@ -295,66 +326,5 @@ def _scores(ranking: Ranking) -> list[float]:
     return [score for _, score in ranking]
 
 
-def require_json(request: Request) -> None:
-    """Raise HTTPException unless the body is declared as JSON.
-
-    Browsers send other types to other sites without a preflight request.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise HTTPException(415, "send the body as JSON, with the header 'Content-Type: application/json'")
-
-
-async def _parse(service: RetrievalService, request: Request, model: type[T_Request]) -> T_Request:
-    require_json(request)
-    try:
-        async with asyncio.timeout(service.settings.timeout_s):
-            body = await _read_body(request, service.settings.max_body_bytes)
-        return model.model_validate_json(body)
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not arrive within {service.settings.timeout_s:g} s") from None
-    except ClientDisconnect:
-        raise HTTPException(_CLIENT_CLOSED, "the client disconnected before its body was complete") from None
-    except ValidationError as error:
-        raise HTTPException(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
-
-
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body of a request; raise HTTPException as soon as it is known to be too long."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise HTTPException(413, f"a request may have at most {max_bytes} bytes; this one has {announced}")
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise HTTPException(413, f"a request may have at most {max_bytes} bytes")
-        parts.append(part)
-    return b"".join(parts)
-
-
 async def _value(make: Callable[[], Any]) -> Any:
     return make()
-
-
-async def _respond(service: RetrievalService, route: str, answer: Awaitable[Any]) -> Response:
-    """Await the answer of a route and return it as a response, updating the metrics."""
-    started = time.perf_counter()
-    status, headers = 200, None
-    try:
-        content = await answer
-    except HTTPException as refused:
-        status, content, headers = refused.status_code, {"detail": refused.detail}, refused.headers
-    service.metrics.requests.labels(route, status).inc()
-    service.metrics.seconds.labels(route).observe(time.perf_counter() - started)
-    return _json(content, status, headers)
-
-
-def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(content), status, headers, "application/json")
-
-
-def _body_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI description of a request body; `_parse` parses bodies without FastAPI's copies."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from pydantic import Field
 
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError
 from treadle.core.untrusted.origin_guard import is_loopback_name
-from treadle.retriever.config import IndexSettings
 
 
 class ServiceSettings(Section):
@@ -17,6 +17,9 @@ class ServiceSettings(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on; any but a loopback address needs `token_env`."""
+    api: Literal["flashrag", "afm"] = "flashrag"
+    """Whose requests `/search` takes: FlashRAG's (`query`, documents of the index), or those of Agent Foundation Models
+    (`q`, hits of the web or of the index). The other routes are the same."""
     port: int = Field(default=1243, ge=0, le=65_535)
     """Port to listen on; 0 picks a free one."""
     token_env: str | None = None
@@ -49,12 +52,3 @@ class ServiceSettings(Section):
                 "or listen on 127.0.0.1"
             )
         return token or None
-
-
-class RetrieverConfig(Section):
-    """The configuration file of `treadle retriever`: an index and the service in front of it."""
-
-    index: IndexSettings = IndexSettings()
-    """Documents and their ranking."""
-    service: ServiceSettings = ServiceSettings()
-    """Service in front of the index."""

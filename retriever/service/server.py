@@ -11,18 +11,24 @@ import uvicorn
 
 from treadle.core.errors import ConfigError
 from treadle.retriever.index import Index
-from treadle.retriever.service.app import make_app
+from treadle.retriever.service.app import ServiceExtension, make_app
 from treadle.retriever.service.config import ServiceSettings
 
 _KEEP_ALIVE_S = 75
 """Longer than an agent's pause between two searches, so that its connection stays open."""
 
 
-def serve(settings: ServiceSettings, open_index: Callable[[], Index], on_listening: Callable[[str], None]) -> None:
+def serve(
+    settings: ServiceSettings,
+    open_index: Callable[[], Index],
+    on_listening: Callable[[str], None],
+    extension: ServiceExtension | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM; requests in flight are finished.
 
     `open_index` runs in a thread while the service already reports that it is loading. `on_listening` is called with
-    the URL. Raises ConfigError (no token, port in use) and whatever `open_index` raises.
+    the URL. `extension` adds routes. Raises ConfigError (no token, port in use) and whatever `open_index` or the
+    extension raises.
     """
     failures: list[BaseException] = []
 
@@ -34,7 +40,7 @@ def serve(settings: ServiceSettings, open_index: Callable[[], Index], on_listeni
         gc.freeze()
         return index
 
-    app = make_app(settings, load)
+    app = make_app(settings, load, extension)
     config = uvicorn.Config(
         app,
         log_config=None,

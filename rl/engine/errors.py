@@ -7,6 +7,7 @@ import traceback
 from treadle.core.engines.errors import Diverged, NothingLearned, is_out_of_memory
 from treadle.core.engines.events import EventFile
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
+from treadle.rl.engine.dynamic_sampling import NoSpread
 
 
 class BadPlan(Exception):
@@ -25,6 +26,7 @@ _KINDS: dict[type[Exception], str] = {
     EndpointUnavailable: "tools",
     Diverged: "diverged",
     NothingLearned: "nothing_learned",
+    NoSpread: "no_spread",
 }
 
 

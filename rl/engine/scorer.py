@@ -50,7 +50,10 @@ class GroupScorer:
             step=step,
             num_steps=self._plan.num_steps,
         )
-        return reward_items(self._plan.options.reward, known)
+        options = self._plan.options
+        penalises = options.overlong == "buffer" and step > 0
+        limit = options.max_response_tokens if penalises else None
+        return reward_items(options.reward, known, overlong_limit=limit)
 
     def advantages(self, group: Group, task: Task, rewards: Sequence[RewardedItem], step: int) -> list[list[float]]:
         """Return the advantage of each turn of each trajectory by the plan's credit rule.
@@ -74,6 +77,7 @@ def open_scorer(plan: RlPlan, environments: Environments) -> Iterator[GroupScore
         if plan.algebra is not None:
             limits = plan.algebra
             checker = stack.enter_context(SymbolicChecker(limit_s=limits.limit_s, memory_mib=limits.memory_mib))
+        stack.enter_context(plan.options.reward.open())
         scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker)))
         yield GroupScorer(plan, scorers, environments)
 

@@ -122,6 +122,7 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
         status=made.trajectory.status,
         num_turns=len(made.turn_starts),
         turn_rewards=tuple(made.trajectory.turn_rewards),
+        parts=dict(made.trajectory.outcome.parts) if made.trajectory.outcome is not None else {},
     )
 
 

@@ -5,7 +5,8 @@ Few imports, because rules run inside the engines' environments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -40,6 +41,7 @@ class GroupItem:
         status: How the rollout ended; see `treadle.agent.trajectory.STATUSES`.
         num_turns: Number of turns of the model in the token ids.
         turn_rewards: Reward of each turn from the environment; None for those without one.
+        parts: Figures that the environment reports of the rollout, by name, such as those of plans.
     """
 
     segments: tuple[Segment, ...]
@@ -51,6 +53,7 @@ class GroupItem:
     web_misses: int = 0
     num_turns: int = 1
     turn_rewards: tuple[float | None, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_text(cls, text: str, *, status: str = ANSWERED, dialect: TagDialect, **counts: Any) -> GroupItem:
@@ -115,8 +118,13 @@ class RewardRule(Entry):
     """Name -> description of the parts of a reward, the most telling ones first: curves show the first that change."""
 
     type: str = "efficiency"
-    """Type of the rule: `efficiency`, `outcome`, `my_file.py:Class` for a class in a file next to the configuration,
-    `package.module:Class`, or the name of an entry point."""
+    """Type of the rule: `efficiency`, `outcome`, `planning`, `judge`, `my_file.py:Class` for a class in a file next to
+    the configuration, `package.module:Class`, or the name of an entry point."""
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Hold what the rule needs, such as connections, for as long as it is used in a process."""
+        yield
 
     def rewards(self, group: RewardGroup) -> list[Reward]:
         """Return the rewards of a group's items, in their order.

@@ -16,7 +16,9 @@ REWARDS = Registry(
     example="my_rewards.py:Short",
     shipped={
         "efficiency": "treadle.rl.rewards.efficiency:EfficiencyReward",
+        "judge": "treadle.rl.rewards.judge:JudgeReward",
         "outcome": "treadle.rl.rewards.outcome:OutcomeReward",
+        "planning": "treadle.rl.rewards.planning:PlanningReward",
     },
     methods={"rewards": "rewards(group)"},
 )

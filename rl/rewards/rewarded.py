@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 from treadle.core.answers.score import Score
-from treadle.core.errors import EngineError
+from treadle.core.errors import EndpointUnavailable, EngineError
 from treadle.core.untrusted.concealment import user_code
 from treadle.rl.rewards.base import FAILED, GroupItem, Reward, RewardGroup, RewardRule
+from treadle.rl.rewards.overlong import overlong_penalty
 
 LARGEST_REWARD = 1e9
 """Largest absolute reward: sums of squares of larger ones are not exact enough to compare."""
@@ -46,8 +47,10 @@ class RewardedItem:
     web_misses: int = 0
 
 
-def reward_items(rule: RewardRule, group: RewardGroup) -> list[RewardedItem]:
+def reward_items(rule: RewardRule, group: RewardGroup, *, overlong_limit: int | None = None) -> list[RewardedItem]:
     """Return the items of a group with their rewards, in their order; the rule does not get lost items.
+
+    With `overlong_limit`, the maximum length in tokens, long responses are penalised (`overlong_penalty`).
 
     Raises EngineError, naming rule and task, if the rule raises or returns something else than a `Reward` with usable
     numbers and declared parts for each item.
@@ -59,7 +62,13 @@ def reward_items(rule: RewardRule, group: RewardGroup) -> list[RewardedItem]:
         predictions=[group.predictions[place] for place in kept],
         scores=[group.scores[place] for place in kept],
     )
-    found = dict(zip(kept, _checked(rule, known), strict=True)) if kept else {}
+    rewards = _checked(rule, known) if kept else []
+    if overlong_limit is not None:
+        rewards = [
+            _penalised(reward, overlong_penalty(item.total_tokens, overlong_limit))
+            for reward, item in zip(rewards, known.items, strict=True)
+        ]
+    found = dict(zip(kept, rewards, strict=True))
     lost = Reward(None)
     made = [
         _rewarded(item, found.get(place, lost), group.predictions[place], group.scores[place])
@@ -74,6 +83,8 @@ def _checked(rule: RewardRule, group: RewardGroup) -> list[Reward]:
     try:
         with user_code(rule, group.task.payload):
             made = list(rule.rewards(group))
+    except EndpointUnavailable:
+        raise  # A service is down: the training resumes when it is back.
     except Exception as error:  # any error that a user's rule raises
         raise EngineError(f"{about} it raised {type(error).__name__}: {error}") from error
     if len(made) != len(group.items):
@@ -90,6 +101,13 @@ def _checked(rule: RewardRule, group: RewardGroup) -> list[Reward]:
             if value is not None and not is_usable(value, sys.float_info.max):
                 raise EngineError(f"{about} its part {name} is {shown(value)}, not a finite number or None")
     return made
+
+
+def _penalised(reward: Reward, penalty: float) -> Reward:
+    """Return a reward with a penalty as its part `overlong`; one without a total stays as it is."""
+    if reward.total is None:
+        return reward
+    return replace(reward, total=reward.total + penalty, parts={**reward.parts, "overlong": penalty})
 
 
 def is_usable(value: object, largest: float = LARGEST_REWARD) -> bool:

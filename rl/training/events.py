@@ -67,6 +67,12 @@ class RlStep:
     """Training time so far over all attempts, in seconds, excluding steps that were lost with an attempt."""
     environments: Mapping[str, EnvironmentFigures] | None = None
     """Name -> figures of each environment, if there is more than one."""
+    num_draws: int | None = None
+    """Number of draws of questions; None without dynamic sampling, as are the next two."""
+    num_dropped_groups: int | None = None
+    """Number of groups that dynamic sampling dropped for equal rewards."""
+    num_surplus_groups: int | None = None
+    """Number of groups with different rewards that dynamic sampling did not need."""
 
     def as_row(self) -> dict[str, Any]:
         """Return a row of `rl_log`."""

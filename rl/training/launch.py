@@ -220,6 +220,8 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         kind = error["kind"] if error else ""
         if kind == "nothing_learned" and self.events.steps:
             self._check_rewards()  # If equal rewards are the cause, this raises a more helpful error.
+        if kind == "no_spread":
+            return child.failure(f"had nothing to learn from ({error_text(error)})")
         if kind == "environment":
             return child.failure(f"could not open the policy's environment ({error_text(error)})")
         return super()._explain(command, child, code, error)
@@ -246,8 +248,8 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             self._discard_states()
             raise self._failure(f"reinforcement got no reward: in {len(steps):,} steps no rollout was scored")
         num_groups = sum(step.num_groups for step in steps)
-        # Another credit rule may tell equally rewarded rollouts apart.
-        is_usual = is_default(self.plan.options.credit)
+        # Another credit rule, or a critic, may tell equally rewarded rollouts apart.
+        is_usual = is_default(self.plan.options.credit) and not self.plan.options.engine.has_critic
         if is_usual and num_groups == sum(step.num_equal_groups for step in steps):
             self._discard_states()
             raise self._failure(_nothing_to_learn(steps, num_groups, num_rollouts))

@@ -52,7 +52,7 @@ def write_outputs(context: StageContext, folder: RlFolder, trained: Trained) -> 
         context.write(RL_ROLLOUTS.kind, dumped)
     context.write(CHECKPOINTS.kind, [_checkpoint_row(trained)])
     report = render_report(plan, done, num_too_long=rows.num_too_long, num_held_out=rows.num_held_out)
-    curves = draw_curves(done.steps, done.validations, done.chosen_step, plan.options.reward.PARTS)
+    curves = draw_curves(done.steps, done.validations, done.chosen_step, plan.options.reward_parts)
     context.add_file(CHECKPOINTS.kind, "curves.svg", curves)
     context.add_file(CHECKPOINTS.kind, "report.md", report.encode())
     context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())

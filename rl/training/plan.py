@@ -159,6 +159,11 @@ def plan_phase(
         raise ConfigError(
             f'{address}: rl.checkpoint_rule = "best" needs validation; set rl.validation_questions, or use "last"'
         )
+    if num_rows < options.prompts_per_draw:
+        raise ConfigError(
+            f"{address}: {num_rows} rows are fewer than rl.gen_prompts = {options.prompts_per_draw} questions of a "
+            "draw; select more questions, or lower it"
+        )
     _check_shares(options, address, rows)
     named = settings.named_environments()
     return RlPlan(

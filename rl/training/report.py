@@ -102,15 +102,15 @@ def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_h
         "![curves](curves.svg)",
         render_figures(
             [
-                _step_figures(done.steps, options.reward.PARTS),
+                _step_figures(done.steps, options.reward_parts),
                 *_environment_figures(done.steps),
                 *_validation_figures(done, plan.num_validation_rows, num_held_out),
             ]
         ),
     ]
-    if used := [name for name in options.reward.PARTS if any(part_of(step, name) is not None for step in done.steps)]:
+    if used := [name for name in options.reward_parts if any(part_of(step, name) is not None for step in done.steps)]:
         lines.append(
-            "Parts of the reward: " + "; ".join(f"{name}, {options.reward.PARTS[name]}" for name in used) + "."
+            "Parts of the reward: " + "; ".join(f"{name}, {options.reward_parts[name]}" for name in used) + "."
         )
     return "\n\n".join(lines) + "\n"
 

@@ -66,7 +66,7 @@ _ENVIRONMENTS = pa.list_(
 
 RL_LOG = Table(
     "rl_log",
-    5,
+    6,
     ("step",),
     pa.schema(
         [
@@ -87,6 +87,19 @@ RL_LOG = Table(
             column("num_rollouts", pa.int64(), "rollouts of the step"),
             column("num_groups", pa.int64(), "groups of the step"),
             column("num_equal_groups", pa.int64(), "groups with equal rewards, which give no gradient"),
+            column("num_draws", pa.int64(), "draws of questions; null without dynamic sampling", nullable=True),
+            column(
+                "num_dropped_groups",
+                pa.int64(),
+                "groups that it dropped for equal rewards; null without dynamic sampling",
+                nullable=True,
+            ),
+            column(
+                "num_surplus_groups",
+                pa.int64(),
+                "groups with different rewards that it did not need; null without dynamic sampling",
+                nullable=True,
+            ),
             column("loss", pa.float64(), "policy loss; null if none is logged", nullable=True),
             column("entropy", pa.float64(), "mean entropy of the policy; null if none is logged", nullable=True),
             column("learning_rate", pa.float64(), "at this step; null if none is logged", nullable=True),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.errors import ConfigError
+from treadle.rl.config import RlOptions
 from treadle.rl.training.plan import RlPlan
 
 MICRO_BATCH_TOKENS = {"cuda": 8192, "cpu": 32_768}
@@ -52,7 +53,8 @@ def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
         "mask_truncated_completions": False,
         "learning_rate": options.learning_rate,
         # TRL's default is linear decay.
-        "lr_scheduler_type": options.lr_scheduler_type,
+        "lr_scheduler_type": _schedule(options),
+        **({"warmup_steps": options.warmup_steps * per_step} if options.warmup_steps else {}),
         "weight_decay": options.weight_decay,
         "max_grad_norm": options.max_grad_norm,
         "seed": plan.seed,
@@ -78,6 +80,12 @@ def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
         **_for_variant(plan),
     }
     return {**arguments, **options.extra}
+
+
+def _schedule(options: RlOptions) -> str:
+    """Return the name of the schedule; that of transformers for a constant rate ignores the warm-up."""
+    is_constant = options.lr_scheduler_type == "constant"
+    return "constant_with_warmup" if is_constant and options.warmup_steps else options.lr_scheduler_type
 
 
 def lora_arguments(plan: RlPlan) -> dict[str, Any] | None:

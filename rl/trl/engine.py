@@ -16,6 +16,7 @@ TYPED_KEYS: Mapping[str, str] = {
     "per_device_train_batch_size": "per_device_batch_size",
     "num_train_epochs": "num_epochs",
     "max_completion_length": "max_response_tokens",
+    "warmup_ratio": "warmup_steps",
     "beta": "kl_coef",
     "epsilon": "clip_low",
     "epsilon_high": "clip_high",

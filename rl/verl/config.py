@@ -9,6 +9,7 @@ docs/guides/verl.md.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -117,6 +118,7 @@ def verl_overrides(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     """
     _check_supported(plan)
     decided = {**_data(plan, files), **_policy(plan, files), **_rollout(plan, files), **_trainer(plan, files)}
+    decided |= _group_filter(plan.options)
     chosen = _defaults(plan)
     for key, value in plan.options.extra.items():
         _check_extra(key, value, {decided_key.lstrip("+~") for decided_key in decided})
@@ -222,19 +224,54 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "optim.lr": options.learning_rate,
         "optim.lr_scheduler_type": options.lr_scheduler_type,
         "optim.weight_decay": options.weight_decay,
+        **({"optim.lr_warmup_steps": options.warmup_steps} if options.warmup_steps else {}),
         "optim.clip_grad": options.max_grad_norm,
         "fsdp_config.dtype": _DTYPE[options.precision],
         "checkpoint.save_contents": _checkpoint_contents(options),
     }
     return {
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.norm_adv_by_std_in_grpo": True,
+        **_advantages(plan, files),
         "algorithm.use_kl_in_reward": False,
         "actor_rollout_ref.model.path": str(files.model),
         "actor_rollout_ref.model.enable_gradient_checkpointing": options.gradient_checkpointing is not False,
         **_adapters(plan),
         **{f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()},
     }
+
+
+def _advantages(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
+    """Return what advantages are computed by: rewards within a group, or a critic that starts from the policy."""
+    options = plan.options
+    if not options.engine.has_critic:
+        return {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": True}
+    engine = options.engine.model_dump()
+    return {
+        "algorithm.adv_estimator": "gae",
+        "algorithm.gamma": 1.0,
+        "algorithm.lam": 1.0,
+        "critic.model.path": str(files.model),
+        "critic.model.enable_gradient_checkpointing": options.gradient_checkpointing is not False,
+        "critic.optim.lr": engine["critic_learning_rate"],
+        "critic.optim.lr_warmup_steps_ratio": engine["critic_warmup_ratio"],
+        "critic.optim.weight_decay": options.weight_decay,
+    }
+
+
+def _group_filter(options: RlOptions) -> dict[str, JsonValue]:
+    """Return verl's dynamic sampling: it replaces groups with equal rewards one by one, without an upper limit.
+
+    The trainer of verl 0.9 ignores `max_num_gen_batches`; `treadle.rl.engine.verl.metrics_follower` ends a training
+    that reaches it.
+    """
+    if not options.dynamic_sampling:
+        return {}
+    filters: dict[str, JsonValue] = {
+        "enable": True,
+        "metric": "reward",
+        "max_num_gen_batches": 1 + options.max_extra_batches,
+        "max_inflight_gen_batches": math.ceil(options.prompts_per_draw / options.prompts_per_step),
+    }
+    return {f"algorithm.filter_groups.{key}": value for key, value in filters.items()}
 
 
 def _checkpoint_contents(options: RlOptions) -> list[JsonValue]:
@@ -311,7 +348,9 @@ def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
 def _defaults(plan: RlPlan) -> dict[str, JsonValue]:
     """Return the settings that the plan does not decide; `rl.extra` may replace them."""
     tokens = _tokens_per_device(plan)
+    critic: dict[str, JsonValue] = {"critic.strategy": "fsdp2", "critic.ppo_max_token_len_per_gpu": tokens}
     return {
+        **(critic if plan.options.engine.has_critic else {}),
         "actor_rollout_ref.model.use_remove_padding": True,
         # flash-attn has to be compiled on the machine; if it is installed, flash_attention_2 can be set.
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",

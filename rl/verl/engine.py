@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from treadle.core.engines.events import EventFile
 from treadle.rl.config import RlOptions
 from treadle.rl.training.plan import RlPlan
@@ -19,6 +21,19 @@ class VerlEngine(RlEngine):
     """verl: the policy is sharded over the GPUs of all nodes, and vLLM samples on them."""
 
     environment: ClassVar[str] = "verl"
+
+    critic: bool = False
+    """Whether to train a critic and take its generalised advantages (PPO, with gamma and lambda 1), instead of
+    comparing rewards within a group."""
+    critic_learning_rate: float = Field(default=1e-5, gt=0.0)
+    """Learning rate of the critic."""
+    critic_warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of all steps in which the critic's learning rate rises from 0."""
+
+    @property
+    def has_critic(self) -> bool:
+        """See `RlEngine`."""
+        return self.critic
 
     def fewest_devices(self, options: RlOptions) -> int:
         """Return the number of GPUs over which vLLM shards the policy."""

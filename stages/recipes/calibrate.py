@@ -13,7 +13,7 @@ class Calibrate(Recipe):
     steps: ClassVar[tuple[Step, ...]] = (
         Step(("questions",)),
         Step(("rollouts", "scores"), each="row_policy"),
-        Step(("pools", "sft_rows", "sft")),
+        Step(("pools", "conversion", "sft_rows", "sft")),
         Step(("rollouts", "scores", "selection", "rl"), each="phase"),
         Step(("rollouts", "scores"), each="model"),
         Step(("report",)),

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.core.config import T_Section
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, closest
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.datagen.questions.sources import QuestionsSettings
-from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.datagen.sft_rows.row_source import rolled_out_policy
 from treadle.environments.mixture import Environments
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import SCORERS, scorer_named
+from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.phases import phase_model, phase_policy, sampling_model
 from treadle.stages.models import with_weights
 from treadle.stages.plan import SampledModel
@@ -45,6 +46,13 @@ class FlowPlan:
     def environments(self) -> Environments:
         """See `Plan`."""
         return environments_in_use(self.config)
+
+    def environment(self, name: str) -> EnvironmentSettings:
+        """See `Plan`."""
+        known = self.config.named_environments()
+        if name not in known:
+            raise ConfigError(f"there is no environment {name!r}{closest(name, known)}; add [environments.{name[:60]}]")
+        return known[name]
 
     def scorers(self) -> Mapping[str, Scorer]:
         """See `Plan`."""

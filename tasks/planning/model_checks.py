@@ -10,10 +10,11 @@ from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.datagen.pools.entry import pool_models
-from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.datagen.sft_rows.row_source import rolled_out_policy
 from treadle.environments.mixture import summarizer_of
 from treadle.eval.entry import score_models
 from treadle.rl.phases import sampling_model
+from treadle.stages.models import check_tokenizer
 from treadle.tasks.config import TreadleConfig, environments_in_use, overridden
 from treadle.tasks.planning.flow_plan import FlowPlan
 from treadle.tasks.planning.order import flow_phases
@@ -40,6 +41,15 @@ def _played_roles(config: TreadleConfig) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pair for pairs in played for pair in pairs))
 
 
+def check_tokenizers(config: TreadleConfig, known: Collection[str]) -> None:
+    """Raise ConfigError if a tokenizer cannot be built of a model that the flow uses and that is not in `known`."""
+    if config.models.keys() <= set(known):
+        return
+    for name in _used_models(config):
+        if name not in known:
+            check_tokenizer(config.models[name])
+
+
 def check_models(config: TreadleConfig, known: Collection[str]) -> None:
     """Raise ConfigError if a server that answers does not serve its model as configured.
 
@@ -62,20 +72,31 @@ def check_models(config: TreadleConfig, known: Collection[str]) -> None:
                     options = overridden(config, Address(1, "rollouts", name), config.rollouts)
                     check_sampling(AGENT, name, options.sampling, facts)
 
+    agents = _policies(config) if "rollouts" in config.flow.stages else ()
+    for name in _used_models(config):
+        if name not in known and (settings := config.models[name]).endpoints:
+            asyncio.run(check(name, settings))
+
+
+def _policies(config: TreadleConfig) -> tuple[str, ...]:
+    """Return the models that the first iteration measures or samples from."""
     plan = FlowPlan(config)
     rolled_out = rolled_out_policy(plan, 1)
-    policies = tuple(dict.fromkeys((*plan.compared_models(), *((rolled_out,) if rolled_out else ()))))
-    agents = policies if "rollouts" in config.flow.stages else ()
+    return tuple(dict.fromkeys((*plan.compared_models(), *((rolled_out,) if rolled_out else ()))))
+
+
+def _used_models(config: TreadleConfig) -> list[str]:
+    """Return the models that the flow uses, in any role."""
+    plan, policies = FlowPlan(config), _policies(config)
     measured = [Address(1, "scores", name) for name in policies] if "scores" in config.flow.stages else []
+    helper = summarizer_of(environments_in_use(config))
     used = [
         *policies,
         *(name for _, name in _played_roles(config)),
         *(judge for address in measured for judge in score_models(plan, address)),
+        *((helper,) if helper else ()),
     ]
-    helper = summarizer_of(environments_in_use(config))
-    for name in dict.fromkeys((*used, *((helper,) if helper else ()))):
-        if name not in known and (settings := config.models[name]).endpoints:
-            asyncio.run(check(name, settings))
+    return list(dict.fromkeys(used))
 
 
 def has_keys(settings: ModelSettings) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.core.runs.address import Address, phase_name
-from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.datagen.sft_rows.row_source import rolled_out_policy
 from treadle.stages.recipes.base import Each, Step
 from treadle.stages.registry import makes_checkpoint, stage_entry
 from treadle.tasks.config import TreadleConfig
@@ -21,14 +21,14 @@ def flow_addresses(config: TreadleConfig) -> list[Address]:
 def _iteration_addresses(config: TreadleConfig, iteration: int) -> list[Address]:
     plan = FlowPlan(config)
     policy = rolled_out_policy(plan, iteration)
-    models = [model for model in plan.compared_models() if model != policy]
     found = []
     for step in flow_steps(config):
         qualifiers: Sequence[str | None] = (step.qualifier or None,)
         if step.each == "row_policy":
             qualifiers = () if policy is None else (policy,)
         elif step.each == "model":
-            qualifiers = models
+            # Flows that roll nothing out need no models.
+            qualifiers = [one for one in plan.compared_models() if one != policy] if wanted_stages(config, step) else ()
         elif step.each == "phase":
             qualifiers = [phase_name(phase) for phase in phases_of(config, step)]
         stages = wanted_stages(config, step)
@@ -70,13 +70,23 @@ def _kinds(stage: str) -> set[str]:
 
 def wanted_stages(config: TreadleConfig, step: Step) -> tuple[str, ...]:
     """Return the stages of a step that the flow runs."""
-    wanted = {"questions", *config.flow.stages}
+    wanted = set(config.flow.stages) if _reads_texts_alone(config) else {"questions", *config.flow.stages}
     if step.each != "phase":
         return tuple(stage for stage in step.stages if stage in wanted)
     goals = [
         place for place, stage in enumerate(step.stages, 1) if stage in config.flow.recipe.goals and stage in wanted
     ]
     return step.stages[: max(goals, default=0)]
+
+
+def _reads_texts_alone(config: TreadleConfig) -> bool:
+    """Return whether no stage of the flow reads questions, because all its rows come from files of whole texts."""
+    stages, rows = {*config.flow.stages}, config.sft_rows
+    if config.questions.sources or not stages <= {"conversion", "sft_rows", "sft"}:
+        return False
+    if "conversion" in stages:
+        return bool(config.conversion.texts) and rows.trajectories in (None, "conversion")
+    return bool(rows.texts) and rows.trajectories in (None, "texts")
 
 
 def phases_of(config: TreadleConfig, step: Step) -> Sequence[int]:

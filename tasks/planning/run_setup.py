@@ -16,7 +16,7 @@ from treadle.environments.mixture import environments_of
 from treadle.retriever.client_config import ServiceClientSettings
 from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig, environments_in_use
-from treadle.tasks.planning.model_checks import check_models, check_roles, has_keys
+from treadle.tasks.planning.model_checks import check_models, check_roles, check_tokenizers, has_keys
 from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.planning.secret_checks import check_secrets
 from treadle.tasks.planning.web_checks import check_provider, check_web
@@ -147,6 +147,7 @@ def open_run(
             check_web(config)
             check_provider(config)
     known = set(made.info.semantic.get("models", {})) if made is not None else set[str]()
+    check_tokenizers(config, known)
     if not needs_keys:
         known |= {name for name, settings in config.models.items() if not has_keys(settings)}
     check_models(config, known)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,12 @@ from treadle.core.runs.run import Run
 
 @dataclass(frozen=True, slots=True)
 class TrackedFigures:
-    """Figures of one finished stage instance.
+    """Figures of one finished stage instance, or of one round of its pools.
 
     Attributes:
         address: The instance, such as `1/scores@base`.
-        step: Number of the phase for instances of a phase, else of the iteration; both count from 1.
+        step: Number of the round, or of the phase for instances of a phase, else of the iteration. Rounds count from 0,
+            which stands for the initial rollouts; the others from 1.
         values: Name, such as `scores/base/num_right`, -> value; all are finite.
     """
 
@@ -28,23 +30,55 @@ class TrackedFigures:
     values: dict[str, float]
 
 
-def tracked_figures(record: StageRecord, run: Run) -> TrackedFigures:
-    """Return the numbers of a stage's metrics and, for `report`, the figures of each model and data set.
+def tracked_figures(record: StageRecord, run: Run) -> list[TrackedFigures]:
+    """Return the numbers of a stage's metrics; for `report` with the figures of each model and data set.
 
-    Names begin with stage and model. Phases count again in each iteration, so their names begin with the iteration from
-    the second on.
+    For pools, the figures of each round follow. Names begin with stage and model. Phases and rounds count again in each
+    iteration, so their names begin with the iteration from the second on.
     """
     address = Address.parse(record.address)
     qualifier = address.qualifier or ""
     phase = re.fullmatch(r"phase-(\d+)", qualifier)
     parts = [address.stage] if phase or not qualifier else [address.stage, qualifier]
-    if phase and address.iteration > 1:
-        parts.insert(0, f"iteration-{address.iteration}")
-    found = [(parts + names, value) for names, value in _numbers(record.metrics)]
+    again = [f"iteration-{address.iteration}"] if address.iteration > 1 else []
+    found = list(_numbers(record.metrics))
     if (summary := record.outputs.get("summary")) is not None:
-        found += [(parts + names, value) for names, value in _scores(run, summary)]
-    values = {"/".join(map(_name, names)): float(value) for names, value in found if math.isfinite(value)}
-    return TrackedFigures(record.address, int(phase[1]) if phase else address.iteration, values)
+        found += _scores(run, summary)
+    step, prefix = (int(phase[1]), again) if phase else (address.iteration, [])
+    figures = [_figures(record, step, [*prefix, *parts], found)]
+    if (pools := record.outputs.get("pools")) is not None:
+        rounds = enumerate(_rounds(run, pools))
+        figures += [_figures(record, number, [*again, *parts, "round"], _numbers(counts)) for number, counts in rounds]
+    return figures
+
+
+def _figures(
+    record: StageRecord, step: int, parts: Sequence[str], found: Iterable[tuple[list[str], float]]
+) -> TrackedFigures:
+    named = (("/".join(map(_name, [*parts, *names])), float(value)) for names, value in found)
+    return TrackedFigures(record.address, step, {name: value for name, value in named if math.isfinite(value)})
+
+
+def _rounds(run: Run, pools: Any) -> list[dict[str, float]]:
+    """Return the figures of each round: of the trajectories that it made, and of all questions after it."""
+    made, right, calls = Counter[int](), Counter[int](), Counter[int]()
+    first_right: dict[str, int] = {}
+    for row in run.rows(pools).rows(("question_key", "round", "correct", "calls_requested")):
+        number, question = row["round"], row["question_key"]
+        made[number] += 1
+        calls[number] += row["calls_requested"]
+        if row["correct"]:
+            right[number] += 1
+            first_right[question] = min(number, first_right.get(question, number))
+    return [
+        {
+            "num_trajectories": made[number],
+            "num_correct": right[number],
+            **({"calls_per_trajectory": calls[number] / made[number]} if made[number] else {}),
+            "num_questions_correct": sum(first <= number for first in first_right.values()),
+        }
+        for number in range(max(made, default=-1) + 1)
+    ]
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[list[str], float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,9 +18,10 @@ PROJECT = "treadle"
 """Project of Weights & Biases, and experiment of MLflow, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME name one."""
 
 
-def write_tensorboard(run: Run, figures: TrackedFigures) -> None:
-    """Write an event file to `tensorboard/<run>` in the root, or in TENSORBOARD_LOGGING_DIR."""
-    write_events(tensorboard_folder(run) / run.run_id, figures.values, figures.step)
+def write_tensorboard(run: Run, figures: Sequence[TrackedFigures]) -> None:
+    """Write event files to `tensorboard/<run>` in the root, or in TENSORBOARD_LOGGING_DIR."""
+    for one in figures:
+        write_events(tensorboard_folder(run) / run.run_id, one.values, one.step)
 
 
 def tensorboard_folder(run: Run) -> Path:
@@ -31,7 +32,7 @@ def tensorboard_folder(run: Run) -> Path:
     return Path("tensorboard") if is_object_store(root) else Path(root) / "tensorboard"
 
 
-def write_wandb(run: Run, figures: TrackedFigures) -> None:
+def write_wandb(run: Run, figures: Sequence[TrackedFigures]) -> None:
     """Add the figures to the W&B run of this run; offline if no key is known and WANDB_MODE does not say otherwise."""
     import wandb  # type: ignore[import-not-found, unused-ignore]
 
@@ -43,9 +44,10 @@ def write_wandb(run: Run, figures: TrackedFigures) -> None:
         mode=os.environ.get("WANDB_MODE") or (None if _has_wandb_key() else "offline"),
         settings=wandb.Settings(silent=True, console="off"),
     ) as opened:
-        # Phases and iterations are no order in which a run proceeds, as W&B's own steps are.
+        # Rounds, phases and iterations are no order in which a run proceeds, as W&B's own steps are.
         opened.define_metric("*", step_metric="step")
-        opened.log({**figures.values, "step": figures.step})
+        for one in figures:
+            opened.log({**one.values, "step": one.step})
 
 
 def _has_wandb_key() -> bool:
@@ -59,7 +61,7 @@ def _has_wandb_key() -> bool:
         return False
 
 
-def write_mlflow(run: Run, figures: TrackedFigures) -> None:
+def write_mlflow(run: Run, figures: Sequence[TrackedFigures]) -> None:
     """Add the figures to the MLflow run of this run, where MLFLOW_TRACKING_URI says."""
     from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]
 
@@ -68,8 +70,9 @@ def write_mlflow(run: Run, figures: TrackedFigures) -> None:
     experiment = known.experiment_id if known is not None else client.create_experiment(name)
     found = client.search_runs([experiment], f"tags.`treadle.key` = '{key}'", max_results=1)
     opened = found[0] if found else client.create_run(experiment, run_name=run.run_id, tags={"treadle.key": key})
-    for figure, value in figures.values.items():
-        client.log_metric(opened.info.run_id, figure, value, step=figures.step)
+    for one in figures:
+        for figure, value in one.values.items():
+            client.log_metric(opened.info.run_id, figure, value, step=one.step)
     client.set_terminated(opened.info.run_id)
 
 
@@ -79,7 +82,7 @@ def run_key(run: Run) -> str:
     return f"treadle-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
-TRACKERS: dict[str, tuple[Callable[[Run, TrackedFigures], None], str]] = {
+TRACKERS: dict[str, tuple[Callable[[Run, Sequence[TrackedFigures]], None], str]] = {
     "wandb": (write_wandb, "wandb"),
     "mlflow": (write_mlflow, "mlflow"),
     "tensorboard": (write_tensorboard, ""),

@@ -98,6 +98,23 @@ def test_killed_rl_run_resumes_and_exports_its_policy(folder: RlFolder, policy: 
     assert called and all("<result>" in row["output"] and row["model_tokens"] < row["total_tokens"] for row in called)
 
 
+@pytest.mark.covers("planning-19")
+def test_dynamic_sampling_draws_until_groups_differ(folder: RlFolder, policy: Path) -> None:
+    sampling = {"dynamic_sampling": True, "gen_prompts": 2, "max_extra_batches": 1, "overlong": "buffer"}
+    plan = trl_jobs.make_plan(num_epochs=2, group_size=2, learning_rate=1e-3, reward="outcome", **sampling)
+    done = reinforce(folder, plan, job_of(policy), EngineOptions(variant="cpu"))
+    assert [step.step for step in done.steps] == [1, 2, 3, 4]
+    assert all(step.num_groups == 2 and "overlong" in (step.parts or {}) for step in done.steps)
+    for step in done.steps:
+        drawn = (step.num_draws or 0) * 2
+        assert drawn == 2 + (step.num_dropped_groups or 0) + (step.num_surplus_groups or 0)
+        assert step.num_draws == 2 or not step.num_equal_groups
+    assert any(step.num_draws == 2 for step in done.steps)
+    for path in folder.rollouts.iterdir():
+        rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+        assert len(rows) == 4 and len({row["question_key"] for row in rows}) == 2
+
+
 @pytest.fixture(scope="module")
 def checks(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what the engine reports of its internals, and of an RL training with LoRA."""
@@ -139,6 +156,7 @@ def job_json(folder: RlFolder, plan: RlPlan, policy: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.covers("planning-17")
 def test_batched_generation_matches_single_sequences(checks: dict[str, Any]) -> None:
     found = checks["generation"]
     assert found["greedy_agrees"] and found["draws_agree"] and found["distinct_draws"] > 4

@@ -19,6 +19,7 @@ from treadle.core.config import load_config
 from treadle.core.engines.environments import engine_environ, install
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.presets import PLANNING_PRESETS
 from treadle.rl.training.events import RlEvents
 
 TESTS = Path(__file__).parents[1]
@@ -68,7 +69,7 @@ def test_verl_wheel_installs_no_tests_or_scripts_package(python: Path) -> None:
 @pytest.mark.covers("pareto-30")
 def test_generated_overrides_compose_and_unknown_keys_fail(found: dict[str, Any]) -> None:
     composed = found["composed"]
-    assert composed["said"] == dict.fromkeys(("job", "et-agent-7b", "lora"), "")
+    assert composed["said"] == dict.fromkeys(("job", "et-agent-7b", "lora", *PLANNING_PRESETS), "")
     assert "trainer.save_every" in composed["unknown"]
     assert all("Could not override" in said for said in composed["fork"].values()) and len(composed["fork"]) == 5
     assert composed["values"] == {

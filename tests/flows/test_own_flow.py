@@ -1,4 +1,4 @@
-"""The guide's flow of a user's own, which runs a flow of ours in a task, with the server that Prefect starts for it."""
+"""The guide's flow of a user's own, with a stage and a flow of ours as tasks, and the server that Prefect starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.api import open_run
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_flow_of_a_user_runs_ours_in_a_task(sample_run_config: Path, tmp_path: Path) -> None:
+def test_flow_of_a_user_runs_a_stage_and_a_flow_of_ours_as_tasks(sample_run_config: Path, tmp_path: Path) -> None:
     guide = (ROOT / "docs/guides/prefect.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     script = tmp_path / "nightly.py"
@@ -33,6 +33,10 @@ def test_flow_of_a_user_runs_ours_in_a_task(sample_run_config: Path, tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
     with sqlite3.connect(home / "prefect.db") as database:
         flows = database.execute("select state_type from flow_run").fetchall()
-        tasks = database.execute("select state_type from task_run").fetchall()
-    assert flows == tasks == [("COMPLETED",), ("COMPLETED",)]
-    assert done.stderr.count("(unchanged, reused)") == len(open_run("nightly", tmp_path / "outputs").instances)
+        tasks = database.execute("select name, state_type from task_run order by start_time").fetchall()
+    assert flows == [("COMPLETED",), ("COMPLETED",)]
+    assert [state for _, state in tasks] == ["COMPLETED"] * 4
+    assert [name for name, _ in tasks[::2]] == ["1/questions"] * 2
+    # The first flow finds the questions that the task made, the second everything, questions twice.
+    num_instances = len(open_run("nightly", tmp_path / "outputs").instances)
+    assert done.stderr.count("(unchanged, reused)") == 1 + 1 + num_instances

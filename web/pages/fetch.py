@@ -13,7 +13,9 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Protocol
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -24,7 +26,7 @@ from yarl import URL
 from treadle.core.llm.client import raise_open_file_limit
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.addresses import AddressRule
-from treadle.web.config import WebSettings
+from treadle.web.config import FetchSettings
 from treadle.web.dns import Lookups, ResolvedAddresses, SystemResolver
 from treadle.web.lease_pool import site_of
 from treadle.web.log_once import warn_once
@@ -41,6 +43,9 @@ LARGE_BYTES = 1024 * 1024
 NUM_LARGE, NUM_LARGE_OF_SITE = 16, 4
 ENCODINGS = {"": "", "identity": "", "gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
 """Supported content encodings, mapped to their names in `Fetched`."""
+
+IDENTITY = "identity"
+"""Value of `Wanted.encodings` for content as it is."""
 
 _UNTYPED = frozenset({"", "application/octet-stream", "binary/octet-stream", "application/x-pdf"})
 """Types that say nothing about the content; the first bytes decide."""
@@ -62,11 +67,50 @@ class _TransientFailure(Unfetchable):
     """Failure that another attempt may avoid."""
 
 
+class FetchLimits(Protocol):
+    """Limits of fetches; `treadle.web.config.WebSettings` has them."""
+
+    @property
+    def fetch(self) -> FetchSettings:
+        """Limits of connections."""
+        ...
+
+    @property
+    def page_timeout_s(self) -> float:
+        """Time limit of one page in seconds."""
+        ...
+
+    @property
+    def max_page_bytes(self) -> int:
+        """Largest body."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is fetched.
+
+    Attributes:
+        what: For messages.
+        media_types: Media types that are accepted.
+        accept: Header `Accept`.
+        encodings: Header `Accept-Encoding`.
+        check_first_bytes: Raises Unfetchable for the beginning of a body without a type; None accepts any.
+    """
+
+    what: str
+    media_types: frozenset[str]
+    accept: str
+    encodings: str
+    check_first_bytes: Callable[[bytes | bytearray], None] | None = None
+
+
 class Fetcher:
     """Page fetcher, used between `open` and `close` inside one event loop.
 
     Args:
         settings: Limits; `fetch.allowed_networks` may be connected to in addition to public addresses.
+        wanted: Kind of content; none means pages.
         resolver: DNS resolver; none means that of the machine.
         make_socket: Creates sockets for addresses that the guard has allowed.
         pause: Waits before another attempt.
@@ -74,13 +118,14 @@ class Fetcher:
 
     def __init__(
         self,
-        settings: WebSettings,
+        settings: FetchLimits,
         *,
+        wanted: Wanted | None = None,
         resolver: AbstractResolver | None = None,
         make_socket: Callable[[int, int, int], MeteredSocket] = MeteredSocket,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self._settings = settings
+        self._settings, self._wanted = settings, wanted or PAGES
         self._guard = SocketGuard(AddressRule(map(ipaddress.ip_network, settings.fetch.allowed_networks)), make_socket)
         self._given_resolver, self._pause = resolver, pause
         fetch = settings.fetch
@@ -109,8 +154,8 @@ class Fetcher:
             auto_decompress=False,
             headers={
                 "User-Agent": fetch.user_agent or f"treadle/{version('treadle')}",
-                "Accept": "text/html, application/xhtml+xml, application/pdf, text/*;q=0.8, application/json;q=0.5",
-                "Accept-Encoding": "gzip, deflate",
+                "Accept": self._wanted.accept,
+                "Accept-Encoding": self._wanted.encodings,
             },
         )
         # aiohttp retries by itself if a server hangs up; the number of tries is `attempts`.
@@ -200,10 +245,10 @@ class Fetcher:
         if response.status != 200:
             kind = _TransientFailure if response.status in _BUSY else Unfetchable
             raise kind("http", f"status {response.status}")
-        encoding = _encoding(response.headers)
+        encoding = _encoding(response.headers, self._wanted.encodings)
         media_type, charset = _media_type(response.headers)
-        if media_type not in MEDIA_TYPES | _UNTYPED or (encoding and media_type in _UNTYPED):
-            raise Unfetchable("type", "it is not HTML, text or PDF")
+        if media_type not in self._wanted.media_types | _UNTYPED or (encoding and media_type in _UNTYPED):
+            raise Unfetchable("type", f"it is not {self._wanted.what}")
         length = response.content_length
         if length is not None and length > self._settings.max_page_bytes:
             raise self._too_large()
@@ -213,10 +258,11 @@ class Fetcher:
                 held.callback(await self._large.take(site_of(url.raw_host or "")))
 
         body = await self._body(response, current, may_be_large, sniffed=not encoding and media_type in _UNTYPED)
-        if not encoding and body.startswith(b"%PDF-"):
-            media_type = PDF_TYPE
-        elif media_type in _UNTYPED:
-            media_type = "text/html"
+        if self._wanted is PAGES:
+            if not encoding and body.startswith(b"%PDF-"):
+                media_type = PDF_TYPE
+            elif media_type in _UNTYPED:
+                media_type = "text/html"
         return Fetched(str(url), media_type, charset, encoding, body)
 
     async def _body(
@@ -227,7 +273,7 @@ class Fetcher:
         *,
         sniffed: bool,
     ) -> bytes:
-        body = bytearray()
+        body, check = bytearray(), self._wanted.check_first_bytes
         async for part in response.content.iter_any():
             current.num_page_bytes += len(part)
             if len(body) + len(part) > self._settings.max_page_bytes:
@@ -235,11 +281,11 @@ class Fetcher:
             if len(body) <= LARGE_BYTES < len(body) + len(part):
                 await may_be_large()
             body += part
-            if sniffed and len(body) >= _SNIFFED_BYTES:
-                _check_first_bytes(body)
+            if sniffed and check is not None and len(body) >= _SNIFFED_BYTES:
+                check(body)
                 sniffed = False
-        if sniffed:
-            _check_first_bytes(body)
+        if sniffed and check is not None:
+            check(body)
         return bytes(body)
 
     def _too_large(self) -> Unfetchable:
@@ -252,9 +298,9 @@ class Fetcher:
             warn_once(_log, f"{', '.join(names)}: not used for pages, since addresses behind a proxy cannot be checked")
 
 
-def _encoding(headers: CIMultiDictProxy[str]) -> str:
+def _encoding(headers: CIMultiDictProxy[str], requested: str) -> str:
     said = ", ".join(headers.getall("Content-Encoding", ())).strip().lower()
-    if said not in ENCODINGS:
+    if said not in ENCODINGS or (ENCODINGS[said] and requested == IDENTITY):
         raise Unfetchable("encoding", "its content encoding was not requested")
     return ENCODINGS[said]
 
@@ -269,6 +315,16 @@ def _media_type(headers: CIMultiDictProxy[str]) -> tuple[str, str]:
 def _check_first_bytes(body: bytes | bytearray) -> None:
     if not body.removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"<", b"%PDF-")):
         raise Unfetchable("type", "it has no content type, and it is neither HTML nor PDF")
+
+
+PAGES = Wanted(
+    "HTML, text or PDF",
+    MEDIA_TYPES,
+    "text/html, application/xhtml+xml, application/pdf, text/*;q=0.8, application/json;q=0.5",
+    "gzip, deflate",
+    _check_first_bytes,
+)
+"""Pages that are read."""
 
 
 def _failure(error: Exception, current: Exchange) -> Unfetchable:

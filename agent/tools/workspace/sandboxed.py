@@ -28,7 +28,7 @@ from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.folder_usage import FolderUsage, FolderWatch, folder_limit, is_disk_full, usage_of_folder
 from treadle.agent.sandbox.guardian import Guardian
 from treadle.agent.sandbox.leftovers import end_leftovers
-from treadle.agent.sandbox.process import ProgramResult, SandboxProcess
+from treadle.agent.sandbox.process import Program, ProgramResult, SandboxProcess
 from treadle.agent.sandbox.runtime import LIBRARIES, PACKAGES, PREFIX
 from treadle.agent.sandbox.usage import UsageWatch
 from treadle.agent.tools.workspace.backend import FOLDER, SCRATCH, CommandResult, Ending
@@ -142,7 +142,7 @@ class SandboxedWorkspaces:
             cpu_s = self._settings.cpu_s or math.ceil(time_limit_s) + 1
             watch = FolderWatch(self._usage, folder.path, limit)
             try:
-                return await sandbox.run(program, watch, time_limit_s=time_limit_s, cpu_s=cpu_s)
+                return await sandbox.run(Program(program), watch, time_limit_s=time_limit_s, cpu_s=cpu_s)
             except asyncio.CancelledError:
                 await asyncio.shield(sandbox.discard())
                 raise

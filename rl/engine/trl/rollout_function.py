@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from trl import GRPOTrainer
 
 from treadle.agent.contract import Task
 from treadle.rl.credit.base import token_advantages
+from treadle.rl.engine.dynamic_sampling import Draws, NoSpread, draw_groups, rows_of_draw
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
 from treadle.rl.engine.trl.step_rows import StepRows
@@ -44,28 +45,60 @@ class RolloutFunction:
         A prompt is the index of its row, repeated once per trajectory of the group. Raises RuntimeError if the indices
         are not those of the plan's step, in whole groups.
         """
-        size = self._plan.options.group_size
+        options = self._plan.options
         indices = [int(prompt) for prompt in prompts]
         step = trainer.state.global_step // self._plan.updates_per_step + 1
-        num_groups = len(indices) // size
-        first = trainer.accelerator.process_index * num_groups
-        chosen = self._step_rows.of(step)[first : first + num_groups]
-        if indices != [index for index in chosen for _ in range(size)]:
+        num_groups = len(indices) // options.group_size
+        mine = slice(first := trainer.accelerator.process_index * num_groups, first + num_groups)
+        planned = [0] * options.prompts_per_step if options.dynamic_sampling else self._step_rows.of(step)
+        if indices != [index for index in planned[mine] for _ in range(options.group_size)]:
             raise RuntimeError(f"TRL requested other rollouts than the plan has in step {step}, or incomplete groups")
         self._refresh_weights()
-        made = self._source.step(step, [self._rows[index] for index in chosen], first)
-        self._report_step(step, made, trainer)
+        if options.dynamic_sampling:
+            draws = self._draw(step)
+            everyone = draws.chosen(options.prompts_per_step)
+            made, drawn = everyone[mine], draws.figures(options.prompts_per_step)
+        else:
+            made = self._source.step(step, [self._rows[index] for index in planned[mine]], first)
+            everyone, drawn = gathered(made), {}
+        self._report_step(step, everyone, drawn, trainer)
         trainer.own_advantages = _own_advantages(made)
         return _to_trl(made)
 
-    def _report_step(self, step: int, made: Sequence[ScoredGroup], trainer: GRPOTrainer) -> None:
-        everyone = gathered(made)
+    def _draw(self, step: int) -> Draws[ScoredGroup]:
+        """Return the groups of the draws of a step, of all processes; each rolls out its share of a draw.
+
+        All processes get the same groups in the same order, and so make the same choice. Raises NoSpread if the
+        rewards of every group are equal.
+        """
+        plan, options = self._plan, self._plan.options
+        rank, world = rank_and_world()
+
+        def rows_of(draw: int) -> Sequence[int]:
+            return rows_of_draw(plan.num_rows, options.prompts_per_draw, step, draw, plan.seed)
+
+        def roll_out(rows: Sequence[int], num_before: int) -> Sequence[ScoredGroup]:
+            begin, end = len(rows) * rank // world, len(rows) * (rank + 1) // world
+            return gathered(self._source.step(step, [self._rows[row] for row in rows[begin:end]], num_before + begin))
+
+        try:
+            return draw_groups(
+                options.prompts_per_step, options.max_extra_batches, rows_of, roll_out, lambda one: one.rewards
+            )
+        except NoSpread as error:
+            raise NoSpread(f"step {step:,}: {error}") from None
+
+    def _report_step(
+        self, step: int, everyone: Sequence[ScoredGroup], drawn: Mapping[str, int], trainer: GRPOTrainer
+    ) -> None:
         names = [scored.group.question.environment for scored in everyone] if self._plan.is_mixed else None
-        figures = step_figures([scored.rewards for scored in everyone], names)
+        figures = {**step_figures([scored.rewards for scored in everyone], names), **drawn}
         self._reporter.set_figures(figures)
         for name, value in figures["parts"].items():
             # TRL logs these with its own metrics, to the trackers too.
             trainer._metrics["train"][f"parts/{name}"].append(value)
+        for name, value in drawn.items():
+            trainer._metrics["train"][f"sampling/{name}"].append(value)
         for name, value in environment_figures(figures.get("environments", {})):
             trainer._metrics["train"][name].append(value)
         if rank_and_world()[0] == 0:

@@ -37,13 +37,15 @@ class StepSampler(Sampler[int]):  # type: ignore[misc]
     """Sampler of row indices in the order in which TRL reads them, over all steps of a plan.
 
     TRL reads the batch of a step once for each micro-batch and uses it once. The order of each pass depends only on the
-    seed, so a resumed training gets the rows that it would have got without the interruption.
+    seed, so a resumed training gets the rows that it would have got without the interruption. With dynamic sampling,
+    the rows of a step are not known beforehand, and placeholders (index 0) take their places.
     """
 
     def __init__(self, plan: RlPlan, rows: Sequence[Task], steps_per_generation: int) -> None:
         self._plan = plan
         self._rows = StepRows(plan, rows)
         self._reads = steps_per_generation
+        self._placeholders = [0] * plan.options.prompts_per_step if plan.options.dynamic_sampling else []
 
     def __len__(self) -> int:
         return self._plan.num_steps * self._plan.trajectories_per_step * self._reads
@@ -52,5 +54,5 @@ class StepSampler(Sampler[int]):  # type: ignore[misc]
         size = self._plan.options.group_size
         for step in range(1, self._plan.num_steps + 1):
             for _ in range(self._reads):
-                for row in self._rows.of(step):
+                for row in self._placeholders or self._rows.of(step):
                     yield from [row] * size

@@ -62,6 +62,10 @@ class VerlFolder:
         groups = [[json.loads(line) for line in path.read_bytes().splitlines()] for path in paths]
         return sorted(groups, key=lambda lines: (str(lines[0]["row"]["question_key"]), str(lines[0]["row"]["group"])))
 
+    def num_groups(self, step: int) -> int:
+        """Return the number of groups of a step that were rolled out so far."""
+        return sum(1 for _ in self.groups_of(step, validation=False).glob("*.jsonl"))
+
     def failures(self, step: int, *, validation: bool) -> list[str]:
         """Return the messages of the failed groups of a step."""
         paths = sorted(self.groups_of(step, validation=validation).glob("*.failed"))

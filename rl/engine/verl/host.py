@@ -71,8 +71,8 @@ class LoopHost:
 
     @property
     def part_names(self) -> list[str]:
-        """Names of the parts of the rewards, as the rule declares them."""
-        return list(self._plan.options.reward.PARTS)
+        """Names of the parts of the rewards, as the options declare them."""
+        return list(self._plan.options.reward_parts)
 
     async def join(
         self, sample: Sample, session: int, size: int, client: Any, sampling: Mapping[str, Any]

@@ -10,13 +10,14 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from treadle.core.engines.errors import Diverged
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.errors import EngineError
+from treadle.rl.engine.dynamic_sampling import NoSpread, has_spread
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.groups.dump import write_step
@@ -56,12 +57,13 @@ class Follower:
     def poll(self) -> None:
         """Write events for newly logged steps, or a heartbeat if more groups have been rolled out.
 
-        Raises Diverged, BadEnvironment if a worker could not open the environment, and EngineError if half or more of a
-        step's groups failed, because verl would train on the rest.
+        Raises Diverged, NoSpread if dynamic sampling has used up its draws, BadEnvironment if a worker could not open
+        the environment, and EngineError if half or more of a step's groups failed, as verl would train on the rest.
         """
         for line in self._new_lines():
             self._step(int(line["step"]), line["data"])
         self._check_failures()
+        self._check_draws()
         self._write_heartbeat()
 
     def failures(self) -> list[str]:
@@ -86,10 +88,10 @@ class Follower:
             # verl's logger writes null for nan and inf.
             if _METRICS[name] in metrics and (value is None or not math.isfinite(value)):
                 raise Diverged(f"{name} is not finite at step {step}")
-        groups = self._complete_groups(step, validation=False)
+        groups, drawn = self._trained(self._complete_groups(step, validation=False))
         write_step(self._rollouts, step, [line["row"] for group in groups for line in group])
         names = [group[0]["row"]["environment"] for group in groups] if self._plan.is_mixed else None
-        figures = step_figures([[_reward(line) for line in group] for group in groups], names)
+        figures = step_figures([_rewards(group) for group in groups], names) | drawn
         self._events.write("step", step=step, **figures, **facts, seconds=time.monotonic() - self._began)
         self.last_step = step
         # verl saves before it validates, so an error in the validation must not lose the state.
@@ -97,6 +99,36 @@ class Follower:
         if self._plan.validates_at(step):
             self._validation(step)
         shutil.rmtree(self.folder.groups_of(step, validation=False), ignore_errors=True)
+
+    def _trained(self, groups: list[list[dict[str, Any]]]) -> tuple[list[list[dict[str, Any]]], dict[str, int]]:
+        """Return the groups that verl could train on, and with dynamic sampling the numbers of dropped ones.
+
+        Which of them are surplus is known to verl alone, so all of them are returned.
+        """
+        options = self._plan.options
+        if not options.dynamic_sampling:
+            return groups, {}
+        kept = [group for group in groups if has_spread(_rewards(group))]
+        surplus = max(0, len(kept) - options.prompts_per_step)
+        return kept, {"num_dropped_groups": len(groups) - len(kept), "num_surplus_groups": surplus}
+
+    def _check_draws(self) -> None:
+        """Raise NoSpread if the step in progress has rolled out all groups that the plan allows, in vain.
+
+        verl itself would continue without end.
+        """
+        options, step = self._plan.options, self.last_step + 1
+        most = options.prompts_per_draw * (1 + options.max_extra_batches)
+        if not options.dynamic_sampling or self.folder.num_groups(step) < most:
+            return
+        groups = self.folder.read_groups(step, validation=False)
+        kept = sum(has_spread(_rewards(group)) for group in groups)
+        if kept < options.prompts_per_step:
+            raise NoSpread(
+                f"step {step:,}: of {len(groups):,} groups, {kept:,} have rewards that differ, but a step needs "
+                f"{options.prompts_per_step:,}; select questions whose rollouts differ, raise rl.max_extra_batches, "
+                "rl.temperature or rl.group_size, or start from a policy that is sometimes right"
+            )
 
     def _validation(self, step: int) -> None:
         lines = [line for group in self._complete_groups(step, validation=True) for line in group]
@@ -152,6 +184,10 @@ class Follower:
         self._last_heartbeat = (time.monotonic(), number)
         if number not in (0, known):
             self._events.write("heartbeat", step=self.last_step + 1)
+
+
+def _rewards(group: Sequence[Mapping[str, Any]]) -> list[RewardedItem]:
+    return [_reward(line) for line in group]
 
 
 def _reward(line: Mapping[str, Any]) -> RewardedItem:

@@ -222,7 +222,10 @@ def test_help_imports_nothing_heavy() -> None:
     assert HEAVY.isdisjoint(loaded)
 
 
-LIBRARIES = {"pandas", "prefect", "datasets", "torch", "sympy", "polars", "duckdb", "tantivy", "matplotlib"}
+LIBRARIES = {
+    "pandas", "prefect", "datasets", "torch", "sympy", "polars", "duckdb", "tantivy", "matplotlib", "tokenizers",
+    "jinja2",
+}  # fmt: skip
 """Libraries that no command needs that only reads, or has nothing to run."""
 RUNNERS = {
     "agent.rollout", "datagen.questions.stage", "datagen.pools.run", "datagen.sft_rows.stage", "sft.stage",

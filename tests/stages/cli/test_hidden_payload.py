@@ -11,10 +11,14 @@ import pytest
 from support.rollouts.guess_desk import TOKENIZER, desk_of_the_guide, guess
 from support.runs.command_line import Desk, Done, tutor
 from support.servers.scripted_server import served
+from support.tables.table_readers import assert_all_read, says_the_same
 from support.tables.viewer_run import client
 
+from treadle.api import open_run
 from treadle.core.runs.run import Run
+from treadle.core.tables import TABLES
 from treadle.demo.world_files import write_world
+from treadle.tasks.exchange.dataset_export import export_dataset
 
 CANARY = "canary-5e0b77"
 PAYLOAD = {"secret": CANARY, "tests": [{"input": CANARY, "weight": 0.5}]}
@@ -110,6 +114,33 @@ def test_exports_leave_the_payload_out(ran: tuple[Desk, Done]) -> None:
     desk.treadle("export", "sft_rows", "--run", "r", "--format", "sharegpt", "--out", "out/share").succeeded()
     desk.treadle("report", "--run", "r", "--out", "out/report.html").succeeded()
     assert holders(desk.folder / "out") == set()
+
+
+def test_every_library_reads_every_export(ran: tuple[Desk, Done], tmp_path: Path) -> None:
+    desk, _ = ran
+    results = open_run("r", desk.folder / "outputs")
+    walked = set()
+    for record in results.run.records():
+        for kind, ref in record.outputs.items():
+            out, parsed = tmp_path / f"{kind} of {record.stage}", TABLES[kind].parsed
+            export_dataset(results.run, record, kind, out)
+            rows = results.table(kind).to_arrow().drop_columns(["instance"]).to_pylist()
+            assert_all_read(out, rows, tmp_path / "cache")
+            for row, stored in zip(rows, results.run.rows(ref).rows(TABLES[kind].visible), strict=True):
+                for name in stored:
+                    is_json = name in parsed and stored[name] is not None
+                    assert says_the_same(row[name], json.loads(stored[name]) if is_json else stored[name]), name
+            walked.add(kind)
+    assert walked >= {
+        "questions",
+        "pools",
+        "pool_questions",
+        "pool_events",
+        "sft_rows",
+        "rollouts",
+        "scores",
+        "summary",
+    }
 
 
 SECRETS = [{"question": "Guess my number.", "secret": 50 + number, "note": CANARY} for number in range(3)]

@@ -16,7 +16,7 @@ import pytest
 from support.runs.command_line import tutor
 from support.tables.table_readers import assert_all_read, says_the_same
 
-from treadle.api import evaluate, open_run, run_flow
+from treadle.api import evaluate, open_run, run_flow, run_stage
 from treadle.core.errors import ConfigError, DataError, RunError
 from treadle.core.tables import TABLES
 from treadle.demo.world_files import write_world
@@ -173,6 +173,20 @@ async def test_evaluate_measures_a_model_on_a_file_of_questions(tmp_path: Path) 
     assert len(frame) == 4 and frame["correct"].all() and set(frame["dataset"]) == {"mine"}
 
 
+def test_run_stage_runs_one_stage_alone(
+    run: RunResults, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(run.run.storage.location(""))
+    monkeypatch.chdir(root.parent)
+    with pytest.raises(ConfigError, match="did you mean 'base'"):
+        run_stage("1/rollouts@bse", "first", root=root)
+    before = {one.address: one.attempt for one in run.run.records()}
+    again = run_stage("1/questions", "first", root=root, force=True, quiet=True)
+    after = {one.address: one.attempt for one in again.run.records()}
+    assert after == before | {"1/questions": before["1/questions"] + 1}
+    assert capsys.readouterr().out == ""
+
+
 def test_evaluate_has_the_options_of_the_command() -> None:
     asked = set(inspect.signature(evaluate).parameters)
     assert set(EvalOptions.__dataclass_fields__) <= asked
@@ -227,7 +241,7 @@ def test_every_library_reads_every_artifact_and_its_export(run: RunResults, tmp_
         for kind, ref in record.outputs.items():
             stored = list(run.run.rows(ref).rows(TABLES[kind].schema.names))
             assert_all_read(Path(run.run.storage.location(ref.folder)), stored, tmp_path / "cache")
-            out = tmp_path / kind / ref.digest
+            out = tmp_path / f"{kind} of {record.stage} {record.finished_at}"  # `datasets` caches by the folder's name
             export_dataset(run.run, record, kind, out)
             loaded = run.table(kind).to_arrow()
             own = loaded.filter(pc.equal(loaded["instance"], record.address)).drop_columns(["instance"]).to_pylist()

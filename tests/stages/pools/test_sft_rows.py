@@ -113,9 +113,23 @@ def test_stage_without_accepted_rows_fails_and_names_the_reasons(tmp_path: Path)
         make_rows(tmp_path, QUESTIONS, pools)
 
 
+def test_filters_choose_among_right_trajectories(tmp_path: Path) -> None:
+    pools = [pool_row("kept", "q1", **with_calls(2)), pool_row("simple", "q2", **with_calls(1))]
+    ledger = [{"tool": "search", "argument": f"x{n}", "status": "ok", "turn": n, "result_chars": 1} for n in range(2)]
+    pools[0] |= {"tool_calls": json.dumps(ledger)}
+    pools.append(pool_row("repeated", "q3", **with_calls(2)))
+    options = SftRowsOptions.model_validate({"filters": {"min_searches": 2, "drop_repeated_calls": True}})
+    made = make_rows(tmp_path, QUESTIONS, pools, options)
+    assert [row["rollout_key"] for row in made.rows] == ["kept"]
+    assert {row["rollout_key"]: row["reason"] for row in made.rejections} == {
+        "simple": "too_few_searches",
+        "repeated": "repeated_call",
+    }
+
+
 def test_other_environment_or_unknown_question_fails_the_stage(tmp_path: Path) -> None:
     other = QuestionSettings(max_total_calls=3)
-    with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
+    with pytest.raises(StageFailed, match="made in environment .*another prompt, other tools or limits"):
         make_rows(tmp_path / "a", QUESTIONS, [pool_row("a", environment_digest=other.digest())])
     with pytest.raises(ArtifactError, match="q9"):
         make_rows(tmp_path / "b", QUESTIONS, [pool_row("a", "q9")])

@@ -178,6 +178,7 @@ async def test_judge_whose_code_fails_stops_the_stage(tmp_path: Path, monkeypatc
     made = ScoresBench(tmp_path, QUESTIONS, [answered("r1", "m1", "7")])
     async with server(lambda _: "10 5") as scripted:
         with pytest.raises(
-            StageFailed, match=r"judge my_judges\.py:Polite: it returned 7\.0, not a number from 0 to 1"
+            StageFailed,
+            match=r"judge my_judges\.py:Polite: it returned 7\.0, not a number from 0 to 1; correct its method",
         ):
             await made.score(graded_by({"judge": scripted.url}, type="my_judges.py:Polite"))

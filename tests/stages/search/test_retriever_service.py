@@ -405,7 +405,8 @@ async def test_write_requests_are_refused(index: HeldIndex) -> None:
         paths = (await client.get("/openapi.json"))[1]["paths"]
         offered = {(method, path) for path, methods in paths.items() for method in methods}
         assert offered == {
-            ("get", "/health"), ("get", "/info"), ("get", "/metrics"), ("post", "/search"), ("post", "/batch_search")
+            ("get", "/health"), ("get", "/info"), ("get", "/metrics"), ("post", "/search"), ("post", "/batch_search"),
+            ("post", "/retrieve"),
         }  # fmt: skip
         for path in (*paths, "/docs", "/"):
             for method in ("PUT", "PATCH", "DELETE"):

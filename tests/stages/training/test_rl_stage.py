@@ -214,7 +214,10 @@ def test_without_a_selection_rule_only_the_last_policy_is_kept_and_exported(tmp_
 
 
 def test_rejected_policy_is_exported_again_from_the_trained_state(run: Run, start: Path) -> None:
-    with pytest.raises(StageFailed, match=rf"see .*refused. .*`treadle stage {PLACE} --force` trains again"):
+    with pytest.raises(
+        StageFailed,
+        match=rf"see .*refused. The next attempt exports it again .*`treadle stage {PLACE} --force` trains again",
+    ):
         train(run, start, {"says": {"ids": [7, 7, 9]}})
     record = train(run, start, {"at": 1, "do": "die"})
     assert record.metrics["greedy_ids"] == [7, 8, 9] and record.metrics["resumed_step"] == 0
@@ -285,6 +288,7 @@ def test_rows_with_long_prompts_are_skipped_with_the_hub_tokenizer(
         ),
         ({"equal": True}, r"the rewards were equal \(mean 0.1 to 0.6\)"),
         ({"at": 4, "do": "nothing_learned"}, r"learnt nothing \(Error: nothing_learned it is\); check learning_rate"),
+        ({"at": 3, "do": "no_spread"}, r"had nothing to learn from \(Error: no_spread it is\)"),
         ({"at": 6, "do": "nothing_learned", "equal": True}, r"nothing to learn from: in all 10 groups of 5 steps"),
     ],
 )
@@ -386,7 +390,7 @@ def test_tensors_with_a_different_shape_are_named(run: Run, start: Path) -> None
         path, {"embed.weight": ("F16", (2, 3)), "norm.weight": ("BF16", (4,)), "new.weight": ("BF16", (1,))}
     )
     spoilt = path.read_bytes().decode("latin-1")
-    with pytest.raises(StageFailed) as caught:
+    with pytest.raises(StageFailed, match="the trained policy does not match its base model") as caught:
         train(run, start, {"spoil": {"model.safetensors": spoilt}})
     assert "1 tensors added (new.weight)" in str(caught.value)
     assert "1 tensors with another shape (norm.weight); 1 tensors with another number type (embed.weight)" in str(

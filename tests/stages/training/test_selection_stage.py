@@ -137,7 +137,10 @@ def test_held_out_questions_are_never_trained_on(tmp_path: Path) -> None:
 
 def test_stage_without_mixed_questions_fails_with_counts_and_a_remedy(tmp_path: Path) -> None:
     wrong, right = Asked("a", (0, 0, 0, 0), (1,) * 4), Asked("b", (1, 1, 1, 1), (1,) * 4)
-    with pytest.raises(StageFailed, match=r"all_right 1, all_wrong 2\); the policy answers none of them"):
+    with pytest.raises(
+        StageFailed,
+        match=r"no question is left to train on \(.*all_right 1, all_wrong 2\); the policy answers none of them",
+    ):
         select(tmp_path / "a", [wrong, right, Asked("c", (0, 0, 0, 0), (1,) * 4)])
     with pytest.raises(StageFailed, match=r"too_few_rollouts 1\); make more rollouts"):
         select(tmp_path / "b", [Asked("a", (None,) * 4, (1,) * 4)])
@@ -165,14 +168,14 @@ def test_rejects_rollouts_of_an_earlier_environment_version(tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr("treadle.environments.settings.ENVIRONMENT_VERSION", 1)
         earlier = ENVIRONMENT.digest()
-    with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
+    with pytest.raises(StageFailed, match="made in environment .*another prompt, other tools or limits"):
         select(tmp_path, asked, rollouts=rollout_rows(asked, environment_digest=earlier))
 
 
 def test_rejects_rollouts_of_another_environment_or_of_two_policies(tmp_path: Path) -> None:
     asked = example()
     other = QuestionSettings(max_total_calls=3)
-    with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
+    with pytest.raises(StageFailed, match="made in environment .*another prompt, other tools or limits"):
         select(tmp_path / "a", asked, rollouts=rollout_rows(asked, environment_digest=other.digest()))
     scores = score_rows(asked)
     scores[5]["model"] = "other"

@@ -10,18 +10,20 @@ from typing import Any
 import uvicorn
 
 from treadle.retriever.index import Index
-from treadle.retriever.service.app import make_app
+from treadle.retriever.service.app import ServiceExtension, make_app
 from treadle.retriever.service.config import ServiceSettings
 
 
 @asynccontextmanager
-async def served(index: Index | asyncio.Future[Index], **settings: Any) -> AsyncIterator[str]:
+async def served(
+    index: Index | asyncio.Future[Index], *, extension: ServiceExtension | None = None, **settings: Any
+) -> AsyncIterator[str]:
     """Serve an index, or one that is loaded later, with these settings of the service; yields its URL."""
 
     async def load() -> Index:
         return index if isinstance(index, Index) else await index
 
-    app = make_app(ServiceSettings(port=0, **settings), load)
+    app = make_app(ServiceSettings(port=0, **settings), load, extension)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
     running = asyncio.create_task(server.serve())
     while not server.started:

@@ -26,7 +26,7 @@ def assert_all_read(folder: Path, rows: Sequence[Row], cache: Path) -> None:
         found = [_plain(row) for row in read(folder)]
         assert len(found) == len(expected), f"{library}: {folder}"
         for place, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert one == other, f"{library}: {folder}, row {place + 1}"
+            assert one == other, f"{library}: {folder}, row {place + 1}: {one} and {other}"
 
 
 def _pandas(folder: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pyarrow as pa
 from starlette.testclient import TestClient
 from support.tables.score_tables import GivenRows, new_run, put_rows, put_tables
 
@@ -47,8 +48,15 @@ def filled(table: Table, **columns: Any) -> dict[str, Any]:
     for field in table.schema:
         kind = str(field.type)
         row[field.name] = None if field.nullable else [] if kind.startswith("list") else _EMPTY.get(kind, 0)
+    row |= {name: _empty_json(kind) for name, kind in table.parsed.items() if row[name] is not None}
     unknown = columns.keys() - row.keys()
     return {**row, **{name: value for name, value in columns.items() if name not in unknown}}
+
+
+def _empty_json(kind: pa.DataType) -> str:
+    """Return the text of a column of JSON text without items, by its parsed type."""
+    is_list = pa.types.is_list(kind) and not (kind.value_type.num_fields and kind.value_type.field(0).metadata)
+    return "[]" if is_list else "{}"
 
 
 def put_from(

@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from support.training.scripted_groups import CONTRACT_ENVIRONMENT
-from support.training.verl_plans import FOUR_GPUS, verl_files, verl_plan
+from support.training.verl_plans import FOUR_GPUS, preset_plan, verl_files, verl_plan
 
 from treadle.core.engines.config import Machine
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.presets import PLANNING_PRESETS
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.config import loop_yaml, override_lines, verl_overrides
 from treadle.rl.verl.data import write_verl_rows
@@ -100,6 +101,7 @@ def prepare_folder(
     lines = {
         "job": override_lines(verl_overrides(plan, files)),
         "et-agent-7b": override_lines(verl_overrides(verl_plan(preset="et-agent-7b"), verl_files())),
+        **{name: override_lines(verl_overrides(preset_plan(name), verl_files())) for name in PLANNING_PRESETS},
         "lora": override_lines(
             verl_overrides(
                 verl_plan(two_nodes, num_validation_rows=0, finetuning_type="lora", kl_coef=0.01, dual_clip=None,

@@ -53,6 +53,19 @@ def verl_plan(
     )
 
 
+def preset_plan(name: str) -> RlPlan:
+    """Return the plan of a preset, on the machine that it names."""
+    options = load_config(RlOptions, data={"preset": name, "reward": "outcome"})
+    machine = Machine(variant="cuda", num_devices=options.num_devices or 1, num_nodes=options.num_nodes)
+    return plan_phase(
+        RlSettings(options=options, seed=7),
+        address="1/rl@phase-1",
+        rows_digest="",
+        rows={"default": 160_000},
+        machine=machine,
+    )
+
+
 def loop_fields(
     question_key: str = "k",
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import shutil
 import unicodedata
@@ -17,6 +18,8 @@ from support.qwen_tokenizer import PATTERN, qwen_tokenizer, vocabulary_file
 from tiktoken.load import load_tiktoken_bpe
 
 from treadle.core.chat import ChatTokenizer
+from treadle.core.chat_files import TokenizerFiles
+from treadle.core.config import canonical_json
 from treadle.core.errors import ConfigError
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.embedded_model import embedded_tokenizer
@@ -241,6 +244,19 @@ def test_digest_depends_on_the_end_of_turn_ids(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 1]}')
     after = ChatTokenizer.load(folder)
     assert before.eos_ids != after.eos_ids and before.digest != after.digest
+
+
+@pytest.mark.parametrize("where", ["added", "vocabulary", "nowhere"])
+def test_digest_of_the_files_names_the_ids_that_end_a_turn(folder: Path, where: str) -> None:
+    """Hash what the built tokenizer says, as the files must say the same without it."""
+    path = folder / "tokenizer_config.json"
+    named = {"added": "<|im_end|>", "vocabulary": "a", "nowhere": "<|unknown|>"}[where]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": named}))
+    files, tokenizer = TokenizerFiles.read(folder), ChatTokenizer.load(folder)
+    assert bool(tokenizer.eos_ids) == (where != "nowhere")
+    facts = canonical_json([files.named_special_tokens, sorted(tokenizer.eos_ids)])
+    parts = [hashlib.sha256(files.tokenizer_json).digest(), files.template.encode(), facts]
+    assert files.digest == tokenizer.digest == hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def test_tokenizer_is_loaded_once_until_a_file_changes(tmp_path: Path) -> None:

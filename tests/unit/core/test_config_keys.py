@@ -26,6 +26,7 @@ from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import ENVIRONMENTS
+from treadle.environments.scorers.stdin_tests import ProgramSandboxSettings
 from treadle.environments.tools.registry import TOOLS
 from treadle.rl.credit.registry import CREDITS
 from treadle.rl.rewards.registry import REWARDS
@@ -58,6 +59,9 @@ ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_respon
 ModelSettings.probe_base_s ModelSettings.probe_max_s ModelSettings.prompt_price_per_million
 ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
 ModelSettings.retry_limit ModelSettings.tokenizer
+ConversionOptions.max_concurrent ConversionOptions.max_cost ConversionOptions.max_total_tokens
+ConversionOptions.pending_pause_s ConversionOptions.pending_retries ConversionOptions.prompts
+ConversionOptions.shards ConversionOptions.tokenizer TextSource.path
 PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.pending_pause_s
 PoolOptions.pending_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
@@ -94,6 +98,8 @@ WorkspaceSettings.engine WorkspaceSettings.folder
 
 KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, JUDGES, METHODS)
 """Registries, of whose types the shipped ones are tried; a run is not locked to its scorers."""
+OF_SCORERS = (ProgramSandboxSettings,)
+"""Sections that only scorers have."""
 
 FIXED = {
     "TutorServer.type", "VllmServer.type", "SourceSettings.from",
@@ -104,6 +110,8 @@ FIXED = {
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
     "WorkspaceSettings.backend",
     "EfficiencyReward.type", "EfficiencyReward.code_file", "EfficiencyReward.code_sha256",
+    "PlanningReward.type", "PlanningReward.code_file", "PlanningReward.code_sha256",
+    "JudgeReward.type", "JudgeReward.code_file", "JudgeReward.code_sha256",
     "OutcomeReward.type", "OutcomeReward.code_file", "OutcomeReward.code_sha256",
     "OutcomeCredit.type", "OutcomeCredit.code_file", "OutcomeCredit.code_sha256",
     "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
@@ -154,6 +162,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "FlowSettings.trackers": (["tensorboard"],),
     "SelectionOptions.quotas": ({"qa": 5},),
     "RlOptions.shares": ({"default": 1.0},),
+    "JudgeReward.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
     "Correctness.models": (["near"],),
@@ -187,6 +196,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "ModelSettings.headers_env": ({"X-Key": "KEY"},),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "PolicyRole.model": ("near",),
+    "TeacherRole.model": ("near",),
     "HelperRole.model": ("near",),
     "JudgeRole.model": ("near",),
     "ModelSettings.server": ({"type": "tutor", "persona": "noisy"},),
@@ -292,6 +302,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     """Return configurations with all kinds of sections, with their files: search in process, by services, on the web"""
     write_byte_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "texts.jsonl").write_text('{"input": "1 + 1?", "output": "<answer>2</answer>"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     record = write_record(LocalStorage(tmp_path), [], made_by="test", work="work")
     (tmp_path / record.folder).rename(tmp_path / "record")
@@ -316,6 +327,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
             "format_prompts": {"fill_in": "Fill it in."},
             "roles": {"host": {"model": "vllm"}},
         },
+        "conversion": {"texts": [{"path": f"{tmp_path}/texts.jsonl"}]},
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
         "scores": {
@@ -326,6 +338,15 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     }
     others = {"scores": {"judges": {"type": "rubric", "rubric": "Short."}}, "selection": {"method": "random"}}
     apart = {**tree, **others, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
+    apart["rl"] = {**tree["rl"], "reward": {"type": "planning"}}
+    judge = {"type": "judge", "model": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}
+    judged = {
+        "models": {"near": near},
+        "questions": tree["questions"],
+        "environment": {"search": {"enabled": False}},
+        "rl": {"reward": judge},
+        "flow": {"stages": ["rollouts", "scores", "rl"], "models": ["near"]},
+    }
     web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
     # Policies are reinforced with recorded searches alone, so without that stage here.
     abroad = {
@@ -359,7 +380,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "flow": with_tools["flow"],
     }
     planning_apart = {**planning, "environment": {"type": "planning", **apart["environment"]}}
-    trees = (tree, apart, abroad, with_tools, planning, planning_apart)
+    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged)
     return [load_config(TreadleConfig, data=data) for data in trees]
 
 
@@ -378,7 +399,7 @@ def test_every_changed_key_is_refused_with_its_difference_or_applied(
     every = {
         f"{kind.__name__}.{name}"
         for kind in sections_below(TreadleConfig) | shipped
-        if not issubclass(kind, Entry) or kind in shipped
+        if (not issubclass(kind, Entry) or kind in shipped) and kind not in OF_SCORERS
         for name, field in kind.model_fields.items()
         if not is_table(field)
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from treadle.agent.pages.server_config import RetrieverConfig
 from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
@@ -16,7 +17,6 @@ from treadle.core.runs.execute import fingerprint_of
 from treadle.datagen.pools.entry import pool_roles
 from treadle.datagen.pools.settings import PYTHON_HINTS, SEARCH_HINTS, PolicySampling, PoolOptions, PoolRoles
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.retriever.service.config import RetrieverConfig
 from treadle.stages.registry import stage_names
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig

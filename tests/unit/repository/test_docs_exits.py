@@ -1,22 +1,27 @@
-"""docs/behaviour/exits.md matches the code: its messages are ours, and the tests that it names exist."""
+"""docs/behaviour/exits.md matches the code: its messages are ours, and the tests that it names expect them.
+
+That each row is produced is what these tests show when they run; here only their text is read.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from treadle.core import errors
 from treadle.core.errors import StageFailed
 from treadle.stages.registry import stage_names
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/behaviour/exits.md"
-_ROW = re.compile(r"\| (?P<stages>[^|]+) \| `(?P<message>[^`]+)` \| [^|]*\| `(?P<test>[^`]+)` \|")
+_ROW = re.compile(r"\| (?P<stages>[^|]+) \| `(?P<message>[^`]+)` \| (?P<note>[^|]*)\| `(?P<test>[^`]+)` \|")
 TROUBLES = ROOT / "docs/guides/troubleshooting.md"
 _REFUSAL_KINDS = ("StageFailed", *(error.__name__ for error in StageFailed.__subclasses__()))
 _CODE = (
@@ -38,6 +43,7 @@ _CODE = (
 class Exit(NamedTuple):
     stages: list[str]
     message: str
+    exit_code: int
     test: str
 
 
@@ -45,7 +51,11 @@ def exits() -> list[Exit]:
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
     rows = [_ROW.fullmatch(line) for line in lines]
     assert all(rows), [line for line, row in zip(lines, rows, strict=True) if row is None]
-    return [Exit(re.findall(r"\w+", row["stages"]), row["message"], row["test"]) for row in rows if row]
+    return [
+        Exit(re.findall(r"\w+", row["stages"]), row["message"], 2 if "exit code 2" in row["note"] else 1, row["test"])
+        for row in rows
+        if row
+    ]
 
 
 @cache
@@ -143,8 +153,61 @@ def test_every_stage_has_an_exit() -> None:
     assert named == {*stage_names(), "all"}
 
 
+class Expected(NamedTuple):
+    """What a test expects to be raised."""
+
+    exit_codes: set[int]
+    texts: list[str]
+
+
+def expected(test: str) -> Expected:
+    """Return the exit codes of the errors that a test expects, and the texts of the test and of what it uses."""
+    path, _, name = test.partition("::")
+    top: dict[str, ast.stmt] = {}
+    for node in ast.parse((ROOT / "tests" / path).read_bytes()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            top[node.name] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            top[node.targets[0].id] = node
+    assert name in top, test
+    raised = [
+        ast.unparse(node.args[0])
+        for node in ast.walk(top[name])
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.raises"
+    ]
+    used, waiting, texts = set[str](), [name], list[str]()
+    while waiting:
+        if (one := waiting.pop()) in used or one not in top:
+            continue
+        used.add(one)
+        for node in ast.walk(top[one]):
+            if isinstance(node, ast.Name):
+                waiting.append(node.id)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value.replace("\\", ""))
+    return Expected({getattr(errors, one).exit_code for one in raised}, texts)
+
+
+def expects(row: Exit, test: Expected) -> bool:
+    """Return whether a test expects a row's exit code and a part of its message: ten characters, or all of it."""
+    parts = [part.strip(" ();:,") for part in row.message.split("…")]
+    enough = min(10, max(map(len, parts)))
+    return row.exit_code in test.exit_codes and any(
+        SequenceMatcher(None, part, text, autojunk=False).find_longest_match().size >= enough
+        for part in parts
+        for text in test.texts
+    )
+
+
+def test_row_that_its_test_does_not_expect_is_found() -> None:
+    row = next(row for row in exits() if row.message.endswith("has no score"))
+    test = expected(row.test)
+    assert expects(row, test)
+    assert not expects(row._replace(exit_code=2), test)
+    assert not expects(row._replace(message="rollout … lacks its verdict"), test)
+
+
 @pytest.mark.parametrize("row", exits(), ids=lambda row: row.message[:40])
-def test_documented_message_and_test_exist(row: Exit) -> None:
+def test_documented_message_is_in_the_code_and_expected_by_its_test(row: Exit) -> None:
     assert not unsaid(row.message)
-    path, _, name = row.test.partition("::")
-    assert re.search(rf"^(async )?def {name}\(", (ROOT / "tests" / path).read_text(), re.M), row.test
+    assert expects(row, expected(row.test)), row.test

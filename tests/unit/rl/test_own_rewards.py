@@ -244,7 +244,7 @@ def test_types_are_found_and_their_keys_are_checked(code: Path) -> None:
         ({"reward": {"scal": 1.0}}, "reward.scal.*did you mean 'scale'"),
         ({"reward": {"type": "mine.py:Frugal", "cost": 1}}, "cost"),
         ({"reward": {"type": "outcome", "scale": 1.0}}, "scale"),
-        ({"reward": "shortest"}, "'reward': type = 'shortest' is unknown; known: efficiency, outcome"),
+        ({"reward": "shortest"}, "'reward': type = 'shortest' is unknown; known: efficiency, judge, outcome, planning"),
         ({"credit": "gae"}, "'gae' is unknown; known: outcome"),
         ({"credit": "mine.py:Frugal"}, "not derived from treadle.api.CreditRule"),
     ):

@@ -108,6 +108,13 @@ def test_validation_needs_questions_and_also_follows_the_last_step() -> None:
     assert plan(100, num_validation_rows=5, **SMALL, checkpoint_rule="best").options.checkpoint_rule == "best"
 
 
+def test_draws_of_dynamic_sampling_need_rows_and_do_not_change_the_number_of_steps() -> None:
+    keys = {**SMALL, "dynamic_sampling": True, "gen_prompts": 40}
+    assert plan(100, **keys).num_steps == plan(100, **SMALL).num_steps == 25
+    with pytest.raises(ConfigError, match=r"39 rows are fewer than rl\.gen_prompts = 40"):
+        plan(39, **keys)
+
+
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
@@ -118,6 +125,11 @@ def test_validation_needs_questions_and_also_follows_the_last_step() -> None:
         ({"finetuning_type": "lora", "lora_target": ""}, "names no module between its commas"),
         ({"finetuning_type": "lora", "lora_target": "q_proj, ,v_proj"}, "names no module between its commas"),
         ({"group_size": 1}, "group_size"),
+        ({"dynamic_sampling": True, "shares": {"default": 1.0}}, "leave out one of them"),
+        (
+            {"dynamic_sampling": True, "gen_prompts": 1, "max_extra_batches": 2},
+            "allow 3 questions of a step, fewer than prompts_per_step 4",
+        ),
         ({"preset": "et-agent"}, "known presets: et-agent-7b"),
         ({"extra": {"beta": 0.1}}, "'beta' is not passed through: write it as `rl.kl_coef`"),
         ({"extra": {"learning_rate": 0.1}}, "'learning_rate' is not passed through: write it as `rl.learning_rate`"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.tables.sft_tables import TEXT_MODE, as_messages, contents, run_with_rows, sft_row, table_of
+from support.tables.table_readers import assert_all_read
 from support.tool_templates import load_tool_tokenizer
 
 from treadle.cli.commands.export import ROW_FORMATS
@@ -220,6 +221,7 @@ def test_hugging_face_dataset_keeps_ids_and_masks(tmp_path: Path, monkeypatch: p
     assert [row["calls_by_tool"] for row in found] == [row["tools"] for row in ROWS]
     assert {row["tools"] for row in found} == {"[]"}
     assert FORMATS["hf"].limitations == ()
+    assert_all_read(tmp_path / "hf", list(found), tmp_path / "cache")
 
 
 def test_large_tables_become_several_parts_with_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from treadle.core.config import load_config
-from treadle.core.errors import RunError
+from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
-from treadle.core.runs.run import Run
+from treadle.core.runs.run import Run, run_exists
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.order import flow_addresses
@@ -80,3 +81,17 @@ def test_rules_that_score_phases_are_locked(tmp_path: Path) -> None:
     assert str(Address.parse(address)) in {str(one) for one in flow_addresses(config())}
     with pytest.raises(RunError, match="choose a new run id"):
         agents(tmp_path, config(overrides={address: {"f1_threshold": 0.5}}))
+
+
+def test_damaged_tokenizer_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+    folder = write_byte_tokenizer(tmp_path / "tokenizer")
+    made = config(models={"a": {"model": "a", "tokenizer": str(folder)}})
+    whole = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text('{"model": 1}')
+    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be used"):
+        open_run(tmp_path, "r", made)
+    assert not run_exists(tmp_path, "r")
+    (folder / "tokenizer.json").write_text(whole)
+    open_run(tmp_path, "r", made)
+    (folder / "tokenizer.json").write_text('{"model": 1}')
+    open_run(tmp_path, "r", made)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tables.pool_tables import pool_row
+from support.tables.score_tables import new_run, put_rows
 
 from treadle.core.errors import ConfigError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
+from treadle.datagen.pools.tables import POOLS
 from treadle.tasks.trackers import reporting, services
 from treadle.tasks.trackers.figures import TrackedFigures, tracked_figures
 from treadle.tasks.trackers.tensorboard_files import _checksum, write_events
@@ -41,13 +45,37 @@ def record(address: str, metrics: dict[str, Any], **more: Any) -> StageRecord:
     ],
 )
 def test_curves_of_iterations_and_phases(run: Run, address: str, step: int, name: str) -> None:
-    found = tracked_figures(record(address, {"num_right": 3}), run)
+    (found,) = tracked_figures(record(address, {"num_right": 3}), run)
     assert (found.step, found.values) == (step, {name: 3.0})
 
 
 def test_only_finite_numbers_are_figures_and_names_suit_all_trackers(run: Run) -> None:
     metrics = {"a": {"b:c": 1, "no": None}, "nan": float("nan"), "yes": True, "text": "x", "list": [1]}
-    assert tracked_figures(record("1/pools", metrics), run).values == {"pools/a/b_c": 1.0}
+    (found,) = tracked_figures(record("1/pools", metrics), run)
+    assert found.values == {"pools/a/b_c": 1.0}
+
+
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_pools_have_a_curve_over_their_rounds(tmp_path: Path, iteration: int) -> None:
+    run = new_run(tmp_path)
+    made = [("a", "q1", 0, False, 4), ("b", "q2", 0, True, 2), ("c", "q1", 2, True, 1), ("d", "q2", 2, None, 2)]
+    rows = [
+        pool_row(key, question, round=number, correct=right, calls_requested=calls)
+        for key, question, number, right, calls in made
+    ]
+    stored = run.record(put_rows(run, f"{iteration}/pools", POOLS, rows))
+    assert stored is not None
+    whole, *rounds = tracked_figures(stored.model_copy(update={"metrics": {"n": 4}}), run)
+    assert (whole.step, whole.values) == (iteration, {"pools/n": 4.0})
+    start = "pools/round" if iteration == 1 else "iteration-2/pools/round"
+    figures = [
+        {"num_trajectories": 2, "num_correct": 1, "calls_per_trajectory": 3.0, "num_questions_correct": 1},
+        {"num_trajectories": 0, "num_correct": 0, "num_questions_correct": 1},
+        {"num_trajectories": 2, "num_correct": 1, "calls_per_trajectory": 1.5, "num_questions_correct": 2},
+    ]
+    assert [(one.step, one.values) for one in rounds] == [
+        (number, {f"{start}/{name}": value for name, value in values.items()}) for number, values in enumerate(figures)
+    ]
 
 
 def test_checksum_is_the_masked_crc_32c() -> None:
@@ -96,8 +124,8 @@ def test_dead_tracker_is_told_once_and_never_fails_or_blocks(
 ) -> None:
     ends, told, calls = threading.Event(), list[str](), list[str]()
 
-    def dead(run: Run, figures: TrackedFigures) -> None:
-        calls.append(figures.address)
+    def dead(run: Run, figures: Sequence[TrackedFigures]) -> None:
+        calls.extend(one.address for one in figures)
         if hangs:
             ends.wait()
         raise OSError("connection\nrefused")

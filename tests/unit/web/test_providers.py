@@ -162,9 +162,9 @@ async def test_searches_start_at_the_allowed_rate() -> None:
 async def test_answers_are_parsed_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = list[threading.Thread]()
 
-    def noted(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
+    def noted(settings: ProviderSettings, data: bytes, most: int) -> tuple[WebHit, ...]:
         threads.append(threading.current_thread())
-        return hits_of(settings, data)
+        return hits_of(settings, data, most)
 
     monkeypatch.setattr(providers, "hits_of", noted)
     with Site({"/search": GOOD}) as site:

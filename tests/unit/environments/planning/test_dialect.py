@@ -94,6 +94,12 @@ def test_allowed_orders_have_no_violations() -> None:
     assert _violations("web", f"{THINK}<web_search>a</web_search>", RESULT, checked) == []
 
 
+def test_call_after_a_result_is_another_batch_and_needs_a_thought() -> None:
+    call = "<wiki_search>a</wiki_search>"
+    assert _violations("gap", SEARCH, RESULT, call, RESULT, f"{THINK}<answer>z</answer>") == ["no_think"]
+    assert _violations("gap", SEARCH + call, RESULT, RESULT, f"{THINK}<answer>z</answer>") == []
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [

@@ -24,6 +24,7 @@ from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.__main__ import main
+from treadle.rl.engine.dynamic_sampling import NoSpread
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, kind_of
 from treadle.rl.engine.rows import Payloads, check_rows, first_prompt, job_environments, read_tasks
 from treadle.rl.engine.trl import commands as trl_commands
@@ -51,6 +52,7 @@ def codec(tmp_path: Path) -> ChatTokenizer:
         (EndpointUnavailable("x"), "tools"),
         (Diverged("x"), "diverged"),
         (NothingLearned("x"), "nothing_learned"),
+        (NoSpread("x"), "no_spread"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "no_memory"),
         (MemoryError(), "no_memory"),
         (EngineError("x"), "other"),

@@ -16,6 +16,7 @@ from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.engines.errors import Diverged
 from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import EngineError
+from treadle.rl.engine.dynamic_sampling import NoSpread
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower
@@ -83,6 +84,31 @@ def test_step_is_reported_with_its_groups(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
     assert [(row["group"], row["session"]) for row in rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     assert bench.follower.last_step == 1
+
+
+def test_groups_with_equal_rewards_are_left_out_with_dynamic_sampling(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, plan_of_two(dynamic_sampling=True))
+    bench.group(1, "c", [WRONG, RIGHT])
+    bench.group(1, "d", [WRONG, RIGHT])
+    (step,) = bench.made(1)
+    assert (step["num_groups"], step["num_equal_groups"]) == (3, 0)
+    assert (step["num_dropped_groups"], step["num_surplus_groups"]) == (1, 1)
+    (logged,) = bench.events.steps
+    assert (logged.num_draws, logged.num_dropped_groups, logged.num_surplus_groups) == (None, 1, 1)
+    rows = [json.loads(line) for line in (tmp_path / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
+    assert {row["group"] for row in rows} == {"b", "c", "d"}
+
+
+def test_dynamic_sampling_without_end_is_ended(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, plan_of_two(dynamic_sampling=True, gen_prompts=2, max_extra_batches=1))
+    for name in "abc":
+        bench.group(1, name, [RIGHT, RIGHT])
+    bench.follower.poll()
+    bench.group(1, "d", [RIGHT, WRONG])
+    with pytest.raises(NoSpread, match="step 1: of 4 groups, 1 have rewards that differ, but a step needs 2"):
+        bench.follower.poll()
+    bench.group(1, "e", [RIGHT, WRONG])
+    bench.follower.poll()
 
 
 def test_state_is_reported_before_validation(tmp_path: Path) -> None:

@@ -80,6 +80,29 @@ async def test_half_of_the_trajectories_branch_after_the_first_round() -> None:
     assert {len(group.trajectories) for group in groups} == {16}
 
 
+@pytest.mark.covers("planning-17")
+async def test_ids_under_the_mask_are_the_sampled_ones_and_the_rest_is_not() -> None:
+    codec = WordCodec()
+    sampled: list[tuple[Any, Any]] = []
+
+    class Kept(ScriptedGenerator):
+        def _complete(self, request: CompletionRequest) -> Completion:
+            made = super()._complete(request)
+            sampled.append((made.token_ids, made.logprobs))
+            return made
+
+    def reply(context: str, seed: int) -> str:
+        return ANSWER if len(sampled) == 2 else SEARCH
+
+    rollouts = make_rollouts(Kept(codec, reply), codec, branching=Branching(1))
+    (group,) = await roll_out_groups(rollouts, [job(1, 3, "one")])
+    (made,) = group.trajectories
+    trained = [place for place, mask in enumerate(made.env_mask) if mask]
+    assert len(sampled) > 2 and len(trained) < len(made.completion_ids)
+    assert [made.completion_ids[place] for place in trained] == [id_ for ids, _ in sampled for id_ in ids or ()]
+    assert [made.logprobs[place] for place in trained] == [value for _, values in sampled for value in values or ()]
+
+
 @pytest.mark.covers("pareto-26")
 @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
 async def test_group_has_exactly_the_requested_number_of_trajectories(probability: float) -> None:

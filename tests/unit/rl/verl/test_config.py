@@ -114,6 +114,19 @@ def test_unsupported_verl_settings_are_refused(keys: dict[str, Any], complaint: 
         told(**keys)
 
 
+def test_dynamic_sampling_is_verls_filter_of_groups() -> None:
+    overrides = told(dynamic_sampling=True, gen_prompts=6, max_extra_batches=10)
+    assert {key: value for key, value in overrides.items() if "filter_groups" in key} == {
+        "algorithm.filter_groups.enable": True,
+        "algorithm.filter_groups.metric": "reward",
+        "algorithm.filter_groups.max_num_gen_batches": 11,
+        "algorithm.filter_groups.max_inflight_gen_batches": 2,
+    }
+    assert not [key for key in told(gen_prompts=6) if "filter_groups" in key]
+    with pytest.raises(ConfigError, match=r"algorithm\.filter_groups\.metric is set by other keys"):
+        told(dynamic_sampling=True, extra={"algorithm.filter_groups.metric": "acc"})
+
+
 def test_machine_without_gpus_is_refused() -> None:
     with pytest.raises(ConfigError, match="NVIDIA GPUs only"):
         told(Machine(variant="cpu"))

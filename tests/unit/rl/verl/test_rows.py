@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from support.tables.score_tables import new_run, put_rows, question
+from support.tables.table_readers import assert_all_read
 
 from treadle.cli.main import cli
 from treadle.core.config import load_config
@@ -212,6 +213,7 @@ def test_verl_export_is_atomic_and_records_its_source(tmp_path: Path) -> None:
     rows = run.rows(run.records()[0].outputs["rl_rows"])
     assert export_verl(rows, tmp_path / "out", origin={"run": "test", "instance": "1/selection@phase-2"}) == 3
     assert pq.read_table(tmp_path / "out" / "data" / "train.parquet").num_rows == 3
+    assert_all_read(tmp_path / "out", list(rows.rows(VERL_COLUMNS)), tmp_path / "cache")
     facts = orjson.loads((tmp_path / "out" / "export.json").read_bytes())
     assert (facts["instance"], facts["digest"], facts["num_rows"]) == ("1/selection@phase-2", rows.digest, 3)
     with pytest.raises(ConfigError, match="already contains an export"):

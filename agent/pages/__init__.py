@@ -1,0 +1,1 @@
+"""Read web pages for a purpose: the tool `crawl_page` and the routes of services that read pages."""

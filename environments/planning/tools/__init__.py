@@ -1,0 +1,1 @@
+"""Tools of planning agents that the environment `question` lacks: programs with an input, and pictures."""

@@ -1,0 +1,103 @@
+"""The published settings of GAP and AFM, for both trainings and both engines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.training.verl_plans import preset_plan, verl_files
+
+from treadle.core.config import load_config
+from treadle.core.engines.config import Machine
+from treadle.core.errors import ConfigError
+from treadle.rl.config import RlOptions
+from treadle.rl.presets import PLANNING_PRESETS
+from treadle.rl.trl.config import trl_arguments
+from treadle.rl.verl.config import verl_overrides
+from treadle.sft.config import SftOptions
+from treadle.sft.presets import PLANNING_PRESETS as SFT_PRESETS
+
+ROOT = Path(__file__).parents[3]
+NAMES = sorted(PLANNING_PRESETS)
+WITH_CRITIC = {"afm-mhqa-7b", "afm-mhqa-32b"}
+
+
+def test_both_trainings_have_the_same_presets_and_each_has_a_configuration() -> None:
+    assert sorted(SFT_PRESETS) == NAMES
+    assert [name for name in NAMES if not (ROOT / "configs" / f"{name}.toml").is_file()] == []
+
+
+@pytest.mark.parametrize("path", ["rl/presets.py", "sft/presets.py"])
+def test_every_value_cites_its_source(path: str) -> None:
+    lines = (ROOT / path).read_text().splitlines()
+    values = [line for line in lines if re.match(r'    "[a-z_]+": ', line)]
+    before = {line: lines[at - 1] for at, line in enumerate(lines)}
+    cited = re.compile(r"# (paper|script|default|here)\b")
+    assert len(values) > 30
+    assert [line for line in values if not cited.search(line) and not cited.search(before[line])] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "step", "draw", "updates", "group", "clip", "lengths"),
+    [
+        ("gap-3b", 200, 32, 64, 1, 8, (0.2, 0.28, 10), (2048, 8192)),
+        ("afm-mhqa-7b", 1005, 512, 512, 2, 1, (0.2, 0.2, 3), (2048, 8192)),
+        ("afm-web-32b", 60, 64, 128, 1, 8, (0.2, 0.28, 10), (2048, 30_720)),
+        ("afm-code-32b", 120, 256, 256, 8, 8, (0.2, 0.28, 3), (4096, 16_384)),
+        ("afm-code-7b", 150, 256, 256, 8, 8, (0.2, 0.28, 3), (4096, 32_768)),
+    ],
+)
+def test_presets_have_the_published_numbers(
+    name: str, steps: int, step: int, draw: int, updates: int, group: int, clip: Any, lengths: Any
+) -> None:
+    plan = preset_plan(name)
+    options = plan.options
+    assert (plan.num_steps, plan.updates_per_step) == (steps, updates)
+    assert (options.prompts_per_step, options.prompts_per_draw, options.group_size) == (step, draw, group)
+    assert (options.clip_low, options.clip_high, options.dual_clip) == clip
+    assert (options.max_prompt_tokens, options.max_response_tokens) == lengths
+    assert options.loss_agg == "token_mean"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_verl_gets_dynamic_sampling_or_a_critic(name: str) -> None:
+    overrides = verl_overrides(preset_plan(name), verl_files())
+    has_critic = name in WITH_CRITIC
+    assert overrides["algorithm.adv_estimator"] == ("gae" if has_critic else "grpo")
+    assert ("critic.optim.lr" in overrides) is has_critic
+    assert overrides.get("algorithm.filter_groups.enable", False) is not has_critic
+    assert overrides["actor_rollout_ref.actor.optim.lr_warmup_steps"] == preset_plan(name).options.warmup_steps
+
+
+def test_critic_is_verls_alone() -> None:
+    with pytest.raises(ConfigError, match="group_size 1 leaves nothing to compare a trajectory with"):
+        load_config(RlOptions, data={"preset": "afm-mhqa-7b", "engine": "trl"})
+
+
+def test_trl_warms_up_over_the_updates_of_the_steps() -> None:
+    options = load_config(
+        RlOptions,
+        data={"preset": "afm-code-7b", "engine": "trl", "reward": "outcome", "num_nodes": 1, "tensor_parallel": 1},
+    )
+    plan = preset_plan("afm-code-7b").model_copy(
+        update={"options": options, "machine": Machine(variant="cuda", num_devices=8)}
+    )
+    arguments = trl_arguments(plan, Path("/training"))
+    assert (arguments["lr_scheduler_type"], arguments["warmup_steps"]) == ("constant_with_warmup", 10 * 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "batch", "epochs", "cutoff"),
+    [
+        ("gap-3b", 1e-5, 32, 4, 5120),
+        ("afm-mhqa-7b", 2e-5, 32, 4, 5120),
+        ("afm-web-7b", 1.4e-5, 128, 4, 32_768),
+        ("afm-code-7b", 3e-5, 32, 2, 32_768),
+    ],
+)
+def test_fine_tuning_has_the_published_numbers(name: str, rate: float, batch: int, epochs: int, cutoff: int) -> None:
+    options = load_config(SftOptions, data={"preset": name})
+    assert (options.learning_rate, options.batch_size, options.num_train_epochs) == (rate, batch, epochs)
+    assert options.cutoff_tokens == cutoff
