@@ -1,4 +1,4 @@
-"""Build the configuration of `treadle demo`: sample world, tutor and embedded model, without external data."""
+"""Build the configuration of a demo: sample world, tutor and embedded model, without external data."""
 
 from __future__ import annotations
 
@@ -6,61 +6,55 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from treadle.core.config import load_config
 from treadle.core.engines.cache import Notify, cache_root
 from treadle.core.engines.environments import choose_variant, install, is_installed, lock_fact
 from treadle.core.runs.run import list_runs
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.demo.demos import DEMOS, NUM_DOCUMENTS
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.world_files import write_world
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.progress_tracker import duration
 
-NUM_DOCUMENTS = 1_000
-TIERS = (0,)
-"""Questions that one call answers: a model of 135 million weights learns them in minutes on two cores."""
 ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 3), "trl": ("TRL", 2)}
 """Engine -> its name and the maximum number of minutes that its installation takes on two cores."""
-_CONFIG = Path(__file__).with_name("demo.toml")
-_TUTOR_ONLY: dict[str, Any] = {
-    "pools": {"max_questions": 60},
-    "flow": {"stages": ["pools", "sft_rows", "rollouts", "scores", "report"], "models": ["tutor"]},
-    "rollouts": {"sampling": {"max_tokens": 384}},  # bytes, with the tutor's own tokenizer
-}
 
 
 def demo_configuration(
-    root: Path, *, fresh: bool, tutor_only: bool, overrides: Sequence[str] = (), notify: Notify
+    name: str, root: Path, *, fresh: bool, tutor_only: bool, overrides: Sequence[str] = (), notify: Notify
 ) -> tuple[str, TreadleConfig]:
-    """Prepare what the demo needs; return the name of its run and its configuration.
+    """Prepare what a demo needs; return the name of its run and its configuration.
 
     Installs missing engines unless `tutor_only`, and writes the world below `root`. The run is the newest demo there;
     `fresh` starts the next one. `overrides` are KEY=VALUE as for `treadle run`. Raises ConfigError, EngineError.
     """
-    load_config(TreadleConfig, (_CONFIG,), overrides)  # report a wrong key before anything is installed
+    demo = DEMOS[name]
+    load_config(TreadleConfig, (demo.config,), overrides)  # report a wrong key before anything is installed
     if not tutor_only:
-        _install_engines(notify)
-    world = write_world(root / "demo-world", documents=NUM_DOCUMENTS, tiers=TIERS)
+        _install_engines(demo.engines, notify)
+    folder = root / f"{demo.run}-world"
+    world = write_world(
+        folder,
+        documents=NUM_DOCUMENTS,
+        questions=demo.num_questions,
+        heldout_questions=demo.num_heldout,
+        tiers=demo.tiers,
+    )
     notify(
         f"sample world: {world.num_documents:,} documents, {world.num_train:,} questions to train on and "
         f"{world.num_heldout:,} held out, in {world.folder}"
     )
-    tokenizer = write_byte_tokenizer(root / "demo-world" / "tokenizer") if tutor_only else embedded_tokenizer(notify)
-    places = {
-        "questions": {"sources": [{"path": str(world.questions), "source_field": "source", "split_field": "split"}]},
-        "environment": {"search": {"corpus": [str(world.corpus)]}},
-        "models": {"tutor": {"server": {"tokenizer": str(tokenizer)}}},
-    }
-    data = {**places, **(_TUTOR_ONLY if tutor_only else {})}
-    config = load_config(TreadleConfig, (_CONFIG,), overrides, data=data)
-    return _run_name(root, "demo-tutor" if tutor_only else "demo", fresh), config
+    tokenizer = write_byte_tokenizer(folder / "tokenizer") if tutor_only else embedded_tokenizer(notify)
+    data = {**demo.places(world, tokenizer), **(demo.tutor_only if tutor_only else {})}
+    config = load_config(TreadleConfig, (demo.config,), overrides, data=data)
+    return _run_name(root, f"{demo.run}-tutor" if tutor_only else demo.run, fresh), config
 
 
-def _install_engines(notify: Notify) -> None:
+def _install_engines(engines: Sequence[str], notify: Notify) -> None:
     """Install missing engines, after a message about their total time and size."""
-    missing = [engine for engine in ENGINES if not is_installed(engine)]
+    missing = [engine for engine in engines if not is_installed(engine)]
     if missing:
         named = [(*ENGINES[engine], lock_fact(engine, choose_variant(engine), "size")) for engine in missing]
         parts = [f"{name}, about {minutes} minutes and {size}" for name, minutes, size in named]

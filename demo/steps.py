@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.core.runs.address import Address
@@ -26,7 +26,7 @@ class DemoStep:
     usual_s: float
 
 
-STEPS = {
+STEPS: Mapping[str, DemoStep] = {
     "pools": DemoStep("the tutor answers training questions and repairs wrong answers, with search and Python", 21),
     "sft_rows": DemoStep("right, well-formed trajectories become fine-tuning rows, tool results masked", 1),
     "sft": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on these rows", 179),
@@ -40,6 +40,15 @@ STEPS = {
     "report": DemoStep("tables and charts", 1),
 }
 """Steps by stage and model. The times are from one run of 21 minutes on two idle cores without AVX-512."""
+GAP_STEPS: Mapping[str, DemoStep] = {
+    "rollouts@tutor": DemoStep("the tutor answers comparisons, fact after fact and all facts at once", 30),
+    "sft_rows": DemoStep("right, well-formed trajectories become fine-tuning rows, observations masked", 1),
+    "sft": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on the rows of both instructions", 480),
+    "rollouts@tuned": DemoStep("it answers held-out comparisons, fact after fact and all facts at once, on vLLM", 300),
+    "report": DemoStep("tables and charts", 1),
+}
+"""Steps of `treadle demo gap`; the times are estimates from those above, by numbers of tokens."""
+DEMO_STEPS = {"flywheel": STEPS, "gap": GAP_STEPS}
 _OTHER = DemoStep("", 1)
 _PRIOR_S = 60.0
 """Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""
@@ -51,10 +60,12 @@ class DemoSteps:
     The time left is the usual time of the open steps, scaled by how the finished steps compare with their usual times.
     """
 
-    def __init__(self, instances: Sequence[Instance], run: Run, *, timed: bool) -> None:
+    def __init__(
+        self, instances: Sequence[Instance], run: Run, *, timed: bool, steps: Mapping[str, DemoStep] = STEPS
+    ) -> None:
         """Set up without starting; `timed`: whether the usual times hold for the configured sizes."""
-        self._instances, self._run, self._timed = instances, run, timed
-        self._explained = [item.address for item in instances if step_of(item.address).words]
+        self._instances, self._run, self._timed, self._steps = instances, run, timed, steps
+        self._explained = [item.address for item in instances if step_of(item.address, steps).words]
         self._began = 0.0
         self._usual_s = 0.0
         """Usual time of the current instance; 0 if it does not run."""
@@ -65,7 +76,7 @@ class DemoSteps:
 
         The description is empty if there is nothing to show, and the seconds are None if unknown.
         """
-        step = step_of(instance.address)
+        step = step_of(instance.address, self._steps)
         works = planned_action(instance, run) == "run"
         self._began, self._usual_s = time.monotonic(), step.usual_s if works else 0.0
         line = ""
@@ -90,10 +101,10 @@ class DemoSteps:
         places = [item.address for item in self._instances]
         upcoming = self._instances[places.index(instance.address) + 1 :]
         to_run = [item for item in upcoming if planned_action(item, self._run) in ("run", "missing input")]
-        return sum(step_of(item.address).usual_s for item in to_run)
+        return sum(step_of(item.address, self._steps).usual_s for item in to_run)
 
 
-def step_of(address: Address) -> DemoStep:
+def step_of(address: Address, steps: Mapping[str, DemoStep] = STEPS) -> DemoStep:
     """Return the demo step at this address."""
     stage = f"{address.stage}@{address.qualifier}" if address.qualifier else address.stage
-    return STEPS.get(stage, _OTHER)
+    return steps.get(stage, _OTHER)

@@ -28,7 +28,8 @@ def write_world(
         documents: 100 to 1,000,000; one entity and one sentence each.
         questions: number of questions about the training entities.
         heldout_questions: number of questions about the held-out entities, which no training question is about.
-        tiers: 0 (one call) and 1 (two to four calls), used in turn.
+        tiers: 0 (one call), 1 (two to four calls) and 2 (two or three calls that do not depend on each other), used
+            in turn.
         seed: selects the world.
 
     Raises:

@@ -10,6 +10,7 @@ from treadle.demo.names import mix, name_parts
 from treadle.demo.world import RELATIONS, Encyclopedia, EntityKind, Split
 from treadle.demo.world_templates import TEMPLATES, TITLES, UNITS, Template
 
+TIERS = (0, 1, 2)
 _MAX_MISSES = 2000
 _COMPUTE_SHARE = 40
 _SALTS: Mapping[Split, int] = {"train": 1001, "heldout": 1002}
@@ -36,8 +37,8 @@ def make_questions(world: Encyclopedia, split: Split, count: int, tiers: Sequenc
     No two questions of a template are about names that share two adjacent syllables of three, so that none is a near
     duplicate of another by its characters. Raises ConfigError if the documents do not give enough questions.
     """
-    if not tiers or any(tier not in (0, 1) for tier in tiers):
-        raise ConfigError(f"tiers are 0 and 1, not {list(tiers)}")
+    if not tiers or any(tier not in TIERS for tier in tiers):
+        raise ConfigError(f"tiers are 0, 1 and 2, not {list(tiers)}")
     taken: set[tuple[str, str, str]] = set()
     made = misses = attempt = 0
     while made < count and misses < _MAX_MISSES:
@@ -122,16 +123,17 @@ def _solve(world: Encyclopedia, template: Template, entities: Mapping[str, int])
     last = template.paths[0][-1]
     if template.combine == "value":
         return _aliases(values[0], last)
-    first, second = values
-    assert isinstance(first, int) and isinstance(second, int)
+    numbers = [value for value in values if isinstance(value, int)]
+    if template.combine in ("larger", "smaller"):
+        winner = template.winner(numbers)
+        slot = None if winner is None else template.paths[winner][0]
+        return None if slot is None else _name_aliases(world.name(entities[slot]), template.start_kind(slot))
+    first, second = numbers
     if first == second:
         return None
     if template.combine == "difference":
         return _aliases(abs(first - second), "" if template.id == "difference-age" else last)
-    if template.combine == "sum":
-        return _aliases(first + second, last)
-    winner = "a" if (first > second) == (template.combine == "larger") else "b"
-    return _name_aliases(world.name(entities[winner]), template.start_kind(winner))
+    return _aliases(first + second, last)
 
 
 def _follow(world: Encyclopedia, index: int, attributes: Sequence[str]) -> int | str:

@@ -8,11 +8,12 @@ in the documents. A *path* starts at a name in the question and follows attribut
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from treadle.demo.comparisons import SLOTS, Comparison, comparisons
 from treadle.demo.world import ATTRIBUTES, EntityKind
 
 Combine = Literal["value", "difference", "sum", "larger", "smaller"]
@@ -46,6 +47,11 @@ class Template:
     expression: str = ""
     ranges: tuple[tuple[int, int], ...] = ()
 
+    def winner(self, values: Sequence[int]) -> int | None:
+        """Return the place of the largest or smallest value of a comparison; None if several share it."""
+        best = max(values) if self.combine == "larger" else min(values)
+        return values.index(best) if values.count(best) == 1 else None
+
     @property
     def num_calls(self) -> int:
         """Number of tool calls that a lean solution needs."""
@@ -61,6 +67,12 @@ class Template:
 def _pair(name: str, attribute: str, combine: Combine, *wordings: str) -> Template:
     source = "world-compare" if combine in ("larger", "smaller") else "world-arithmetic"
     return Template(f"{combine}-{name}", 1, source, wordings, (("a", attribute), ("b", attribute)), combine)
+
+
+def _facts(one: Comparison) -> Template:
+    id = f"{one.combine}-{one.attribute}-of-{one.num_entities}"
+    paths = tuple((slot, one.attribute) for slot in SLOTS[: one.num_entities])
+    return Template(id, 2, "world-facts", (one.wording,), paths, one.combine)
 
 
 def _compute(name: str, expression: str, ranges: tuple[tuple[int, int], ...], *wordings: str) -> Template:
@@ -278,6 +290,7 @@ TEMPLATES: tuple[Template, ...] = (
         (("a", "written"), ("a", "author", "birth_year")),
         "difference",
     ),
+    *map(_facts, comparisons()),
 )  # fmt: skip
 
 
@@ -330,5 +343,7 @@ def recognise(question: str) -> RecognizedQuestion | None:
         if match:
             found = match.groupdict()
             numbers = {slot: int(value) for slot, value in found.items() if slot in "xyz"}
-            return RecognizedQuestion(template, {slot: value for slot, value in found.items() if slot in "ab"}, numbers)
+            return RecognizedQuestion(
+                template, {slot: value for slot, value in found.items() if slot in SLOTS}, numbers
+            )
     return None

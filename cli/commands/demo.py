@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Run a small end-to-end demo on this machine.", epilog="Example:  treadle demo --prefect")
+@click.argument("name", type=click.Choice(["flywheel", "gap"]), default="flywheel")
 @click.option("--fresh", is_flag=True, help="Start a new demo run instead of continuing the last one.")
 @click.option("--tutor-only", is_flag=True, help="Run only the tutor: no models, training or engines (9 GB).")
 @click.option(
@@ -26,13 +27,20 @@ if TYPE_CHECKING:
 )
 @set_option
 @root_option
-def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str, ...], root: str | Path) -> None:
+def demo(
+    name: str, fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str, ...], root: str | Path
+) -> None:
     """Train a small model on what the flywheel makes, and measure what it learned.
 
-    Creates a fictional world with questions about it. A rule-based tutor answers some of them with search and Python,
-    its mistakes are repaired, and right trajectories become rows to train on. SmolLM2-135M is fine-tuned on them, then
-    trained by reinforcement learning, and answers held-out questions before and after each, with the same tools. If it
-    is stopped or killed, run it again and it continues.
+    `flywheel` creates a fictional world with questions about it. A rule-based tutor answers some of them with search
+    and Python, its mistakes are repaired, and right trajectories become rows to train on. SmolLM2-135M is fine-tuned on
+    them, then trained by reinforcement learning, and answers held-out questions before and after each, with the same
+    tools.
+
+    `gap` compares plans of parallel searches with one search after the other: SmolLM2-135M, fine-tuned on the tutor's
+    trajectories of both kinds, answers the same 40 held-out comparisons either way.
+
+    If a demo is stopped or killed, run it again and it continues.
 
     Each step shows its progress and the time left. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 9 minutes.
     """
@@ -40,19 +48,21 @@ def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str
     from treadle.cli.views.progress import ProgressView
     from treadle.core.errors import ConfigError, RunError
     from treadle.demo.quickstart import demo_configuration
-    from treadle.demo.steps import DemoSteps
+    from treadle.demo.steps import DEMO_STEPS, DemoSteps
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.planning.run_setup import open_run
 
     if not isinstance(root, Path):
         raise ConfigError("the demo writes its world next to its run: give a local folder as --root")
-    run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
+    run_id, config = demo_configuration(name, root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
     instances = flow_instances(config)
+    command = "treadle demo" if name == "flywheel" else f"treadle demo {name}"
     try:
         opened = open_run(root, run_id, config)
     except RunError as error:
-        raise RunError(f"{error}; or start over with: treadle demo --fresh") from error
-    view = ProgressView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
+        raise RunError(f"{error}; or start over with: {command} --fresh") from error
+    steps = DemoSteps(instances, opened, timed=not (tutor_only or overrides), steps=DEMO_STEPS[name])
+    view = ProgressView(steps=steps)
     with ExitStack() as stack:
         server = None
         if with_prefect or os.environ.get("PREFECT_API_URL"):
@@ -60,7 +70,7 @@ def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str
 
             server = stack.enter_context(available_server(say))
         _make_demo(opened, config, view, as_flow=server is not None)
-        print_demo_end(opened, view.records, config.flow.models)
+        print_demo_end(opened, view.records, config, name)
         if server is not None and view.url:
             click.echo(f"the flow run in Prefect: {server.url_after_exit(view.url)}")
 

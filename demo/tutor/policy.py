@@ -7,7 +7,7 @@ is derived from scratch, so the rules can also continue an edited trajectory.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treadle.demo.names import NUM_NAMES, name
@@ -89,6 +89,27 @@ def next_facts(question: str, calls: Sequence[Call]) -> frozenset[tuple[str, str
     return frozenset(planner.resolve()[0])
 
 
+def follow_paths(
+    asked: RecognizedQuestion, facts: Mapping[tuple[str, str], str]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Follow every path of a question as far as facts are known; return missing facts and final values.
+
+    Facts are values by name and attribute.
+    """
+    missing, values = [], []
+    for slot, *attributes in asked.template.paths:
+        at = asked.names[slot]
+        for attribute in attributes:
+            value = facts.get((at, attribute))
+            if value is None:
+                missing.append((at, attribute))
+                break
+            at = value
+        else:
+            values.append(at)
+    return missing, values
+
+
 def boxed(text: str) -> str | None:
     """Return the content of the last LaTeX box in a text, or None."""
     found = _BOXED.findall(text)
@@ -147,18 +168,7 @@ class _Planner:
 
     def resolve(self) -> tuple[list[tuple[str, str]], list[str]]:
         """Follow every path as far as facts are known; return missing (name, attribute) pairs and final values."""
-        missing, values = [], []
-        for slot, *attributes in self._asked.template.paths:
-            at = self._asked.names[slot]
-            for attribute in attributes:
-                value = self._facts.get((at, attribute))
-                if value is None:
-                    missing.append((at, attribute))
-                    break
-                at = value
-            else:
-                values.append(at)
-        return missing, values
+        return follow_paths(self._asked, self._facts)
 
     def _left(self, missing: tuple[str, str]) -> int:
         """Return the number of lookups still needed, including this one."""
@@ -224,9 +234,11 @@ class _Planner:
         if template.combine in ("larger", "smaller"):
             if not all(value.isdecimal() for value in values):
                 return "These are no numbers.", self._say("unknown")
-            first_wins = (int(values[0]) > int(values[1])) == (template.combine == "larger")
-            winner = self._asked.names["a" if first_wins != wrong else "b"]
-            return f"I compare {values[0]} and {values[1]}.", self._say(winner)
+            place = template.winner([int(value) for value in values])
+            if place is None:
+                return f"I compare {' and '.join(values)}, which are equal.", self._say("unknown")
+            slot = template.paths[(place + wrong) % len(values)][0]
+            return f"I compare {' and '.join(values)}.", self._say(self._asked.names[slot])
         value = self._other_fact(values[0]) if wrong else values[0]
         return self._draws.choose("read", _READS).format(value), self._say(value)
 

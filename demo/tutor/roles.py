@@ -10,12 +10,15 @@ from functools import lru_cache
 from typing import Literal
 
 from treadle.demo.tutor.conversation import Conversation
+from treadle.demo.tutor.planning import planning_role
 
-Role = Literal["policy", "judge", "gullible-judge", "critic", "refiner", "summarizer"]
+Role = Literal["policy", "planner", "sequential", "judge", "gullible-judge", "critic", "refiner", "summarizer"]
 Task = Literal["redundancy", "locate", "analyse", "replace", "reflect", "thoughts"]
 """Tasks of the data flywheel."""
 
-_SUFFIXES: tuple[Role, ...] = ("gullible-judge", "judge", "critic", "refiner", "summarizer")
+_SUFFIXES: tuple[Role, ...] = (
+    "gullible-judge", "judge", "critic", "refiner", "summarizer", "planner", "sequential",
+)  # fmt: skip
 _GOLD = re.compile(r"(?im)^\W*(?:gold|reference|correct|expected|ground[- ]truth)[^:\n]{0,30}:\W*(.*)$")
 _PREDICTED = re.compile(
     r"(?im)^\W*(?:pred|model|response|candidate|student|given answer|final answer)[^:\n]{0,30}:\W*(.*)$"
@@ -44,11 +47,15 @@ _BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
 
 
 def role_of(model: str, conversation: Conversation) -> Role:
-    """Return the role in a model name's suffix; else guess it from the system prompt; else the policy."""
+    """Return the role in a model name's suffix; else guess it from the prompt; else the policy.
+
+    The system message decides. If it sets no task, the instructions of a planning agent in the user's message do.
+    """
     for role in _SUFFIXES:
         if model.endswith(f"-{role}"):
             return role
-    return _role_in(conversation.system)
+    role = _role_in(conversation.system)
+    return (planning_role(conversation) or role) if role == "policy" else role
 
 
 @lru_cache(maxsize=64)

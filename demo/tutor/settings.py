@@ -18,10 +18,10 @@ FAULT_KINDS: tuple[FaultKind, ...] = typing.get_args(FaultKind)
 MODEL = "treadle-tutor"
 """Served model name. The suffixes `-strong` and `-noisy` select the persona, `-judge` … the role."""
 
-MODELS = (
-    MODEL,
-    *(f"{MODEL}-{name}" for name in ("strong", "noisy", "judge", "gullible-judge", "critic", "refiner", "summarizer")),
-)
+_ROLES = (
+    "strong", "noisy", "planner", "sequential", "judge", "gullible-judge", "critic", "refiner", "summarizer",
+)  # fmt: skip
+MODELS = (MODEL, *(f"{MODEL}-{name}" for name in _ROLES))
 
 DESCRIPTION = "rule-based stand-in for the sample world, not a language model"
 

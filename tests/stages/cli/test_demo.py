@@ -26,3 +26,17 @@ def test_tutor_demo_makes_rows_and_prints_the_results(tmp_path: Path) -> None:
     assert row in again.out
 
     desk.treadle("demo", "--tutor-only").failed("pools.max_questions", "treadle demo --fresh")
+
+
+def test_tutor_answers_the_same_comparisons_in_fewer_turns_with_parallel_searches(tmp_path: Path) -> None:
+    done = (
+        Desk(tmp_path)
+        .treadle("demo", "gap", "--tutor-only", "--set", "rollouts.max_questions_per_dataset=6")
+        .succeeded()
+    )
+    lines = {line.split()[0]: line for line in done.out.splitlines() if line.startswith(("sequential ", "parallel "))}
+    numbers = {name: line.replace("[", "").replace("]", "").split()[1:] for name, line in lines.items()}
+    turns = {name: float(columns[4]) for name, columns in numbers.items()}
+    calls = {name: columns[5] for name, columns in numbers.items()}
+    assert [columns[:2] for columns in numbers.values()] == [["6", "100.0"]] * 2
+    assert turns["parallel"] == 2.0 and turns["sequential"] >= 3.0 and calls["parallel"] == calls["sequential"]

@@ -11,7 +11,8 @@ from treadle.core.errors import ConfigError
 from treadle.demo import quickstart
 from treadle.demo.quickstart import demo_configuration
 from treadle.demo.results import ModelCounts, first_and_last_rewards
-from treadle.demo.steps import step_of
+from treadle.demo.steps import GAP_STEPS, step_of
+from treadle.tasks.config import overridden
 from treadle.tasks.planning.order import flow_addresses
 
 TUTOR_STAGES = ["1/questions", "1/pools", "1/sft_rows", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
@@ -35,7 +36,7 @@ def score(**columns: Any) -> dict[str, Any]:
 
 def test_missing_engines_are_announced_with_size_and_time_before_installing(engines: set[str], tmp_path: Path) -> None:
     said: list[str] = []
-    name, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=said.append)
+    name, config = demo_configuration("flywheel", tmp_path, fresh=False, tutor_only=False, notify=said.append)
     assert name == "demo" and engines == {"serve", "sft", "trl"}
     assert said[0] == (
         f"the demo installs, once, into {tmp_path / 'cache'}: vLLM, about 3 minutes and 2.5 GB; "
@@ -43,25 +44,27 @@ def test_missing_engines_are_announced_with_size_and_time_before_installing(engi
     )
     assert config.flow.models == ("tutor", "base", "tuned", "reinforced")
     told = len(said)
-    demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=said.append)
+    demo_configuration("flywheel", tmp_path, fresh=False, tutor_only=False, notify=said.append)
     assert len(said) == told + 1, "what is installed is not told of again"
 
 
 def test_tutor_alone_needs_no_engine(engines: set[str], tmp_path: Path) -> None:
-    name, config = demo_configuration(tmp_path, fresh=False, tutor_only=True, notify=lambda line: None)
+    name, config = demo_configuration("flywheel", tmp_path, fresh=False, tutor_only=True, notify=lambda line: None)
     assert name == "demo-tutor" and not engines
     assert list(map(str, flow_addresses(config))) == TUTOR_STAGES
 
 
 def test_invalid_key_is_reported_before_installing_anything(engines: set[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sft\.max_row'; did you mean 'max_rows'"):
-        demo_configuration(tmp_path, fresh=False, tutor_only=False, overrides=("sft.max_row=3",), notify=print)
+        demo_configuration(
+            "flywheel", tmp_path, fresh=False, tutor_only=False, overrides=("sft.max_row=3",), notify=print
+        )
     assert not engines and not (tmp_path / "demo-world").exists()
 
 
 def test_fresh_demo_run_gets_a_new_name_and_is_the_one_resumed_later(engines: set[str], tmp_path: Path) -> None:
     def name(*, fresh: bool, tutor_only: bool = False) -> str:
-        return demo_configuration(tmp_path, fresh=fresh, tutor_only=tutor_only, notify=lambda line: None)[0]
+        return demo_configuration("flywheel", tmp_path, fresh=fresh, tutor_only=tutor_only, notify=lambda line: None)[0]
 
     assert name(fresh=False) == name(fresh=True) == "demo"
     for run in ("demo", "demo-tutor", "demo-2", "demo-10", "demo-of-mine"):
@@ -73,16 +76,59 @@ def test_fresh_demo_run_gets_a_new_name_and_is_the_one_resumed_later(engines: se
 
 def test_keys_can_be_overridden(engines: set[str], tmp_path: Path) -> None:
     _, config = demo_configuration(
-        tmp_path, fresh=False, tutor_only=False, overrides=("sft.max_rows=3",), notify=lambda line: None
+        "flywheel",
+        tmp_path,
+        fresh=False,
+        tutor_only=False,
+        overrides=("sft.max_rows=3",),
+        notify=lambda line: None,
     )
     assert config.sft.max_rows == 3
 
 
 def test_every_slow_step_is_explained(engines: set[str], tmp_path: Path) -> None:
-    _, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
+    _, config = demo_configuration("flywheel", tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
     silent = [str(address) for address in flow_addresses(config) if not step_of(address).words]
     scored = ("phase-1", "tutor", "base", "tuned", "reinforced")
     assert silent == ["1/questions", *(f"1/scores@{model}" for model in scored)]
+
+
+GAP_STAGES = [
+    "questions",
+    "rollouts@tutor",
+    "scores@tutor",
+    "sft_rows",
+    "sft",
+    "rollouts@tuned",
+    "scores@tuned",
+    "report",
+]
+
+
+def test_gap_demo_trains_one_model_on_rows_of_the_tutor_alone(engines: set[str], tmp_path: Path) -> None:
+    name, config = demo_configuration("gap", tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
+    assert name == "demo-gap" and engines == {"serve", "sft"}
+    addresses = flow_addresses(config)
+    assert [str(address) for address in addresses] == [f"1/{stage}" for stage in GAP_STAGES]
+    splits = {
+        str(address): overridden(config, address, config.rollouts).split
+        for address in addresses
+        if address.stage == "rollouts"
+    }
+    assert splits == {"1/rollouts@tutor": "train", "1/rollouts@tuned": "heldout"}
+    silent = [str(address) for address in addresses if not step_of(address, GAP_STEPS).words]
+    assert silent == ["1/questions", "1/scores@tutor", "1/scores@tuned"]
+
+
+def test_gap_demo_of_the_tutor_needs_no_engine_and_measures_held_out_questions(
+    engines: set[str], tmp_path: Path
+) -> None:
+    name, config = demo_configuration("gap", tmp_path, fresh=False, tutor_only=True, notify=lambda line: None)
+    assert name == "demo-gap-tutor" and not engines
+    addresses = {str(address): address for address in flow_addresses(config)}
+    assert list(addresses) == ["1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
+    assert overridden(config, addresses["1/rollouts@tutor"], config.rollouts).split == "heldout"
+    assert {one.environment for one in config.questions.sources} == {"sequential", "parallel"}
 
 
 def test_rollouts_are_counted_by_outcome() -> None:

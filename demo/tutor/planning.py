@@ -1,0 +1,159 @@
+"""Play a planning agent by rule, from instructions, question and observations alone.
+
+The planner writes a plan and searches for all facts at once that do not depend on others; the sequential agent searches
+for one fact after the other. Both end with the same thought and answer, once all facts are in the observations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from treadle.demo.tutor.conversation import Call, Conversation
+from treadle.demo.tutor.facts import label, queries, read_facts
+from treadle.demo.tutor.policy import follow_paths
+from treadle.demo.world import EntityKind
+from treadle.demo.world_templates import KIND_OF, RecognizedQuestion, recognise
+
+PlanningRole = Literal["planner", "sequential"]
+
+_QUESTION = re.compile(r"(?:\A|\n)(?:Question|Task): ")
+_SEARCH = re.compile(r"<wiki_search>(.*?)</wiki_search>", re.DOTALL)
+_OBSERVATION = re.compile(r"<observation>\n(.*?)\n</observation>", re.DOTALL)
+_MAX_TRIES = 2
+_KINDS: dict[EntityKind, str] = {"mountain": "Mount {}", "lake": "Lake {}", "person": "{}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What a planning agent sees.
+
+    Attributes:
+        instructions: Text before the question.
+        question: The question.
+        searched: Queries so far, in order.
+        observations: Texts of the observations so far.
+    """
+
+    instructions: str
+    question: str
+    searched: tuple[str, ...]
+    observations: tuple[str, ...]
+
+
+def read_transcript(conversation: Conversation) -> Transcript:
+    """Read the prompt and the open turn of a conversation with a planning agent."""
+    # An example in the instructions may have a question of its own, so the last one counts.
+    starts = list(_QUESTION.finditer(conversation.user))
+    begin, end = (starts[-1].start(), starts[-1].end()) if starts else (0, 0)
+    queries = [query.strip() for body in _SEARCH.findall(conversation.turn) for query in body.split("|")]
+    return Transcript(
+        conversation.user[:begin],
+        conversation.user[end:].strip(),
+        tuple(filter(None, queries)),
+        tuple(_OBSERVATION.findall(conversation.turn)),
+    )
+
+
+def planning_role(conversation: Conversation) -> PlanningRole | None:
+    """Return the role that the instructions of the user message ask for; None if it is no planning agent."""
+    low = read_transcript(conversation).instructions.lower()
+    if "wiki_search" not in low:
+        return None
+    return "planner" if "dependenc" in low else "sequential"
+
+
+def next_planning_turn(conversation: Conversation, role: PlanningRole) -> str:
+    """Return the next turn of a planning agent: a thought, then a search or the answer."""
+    seen = read_transcript(conversation)
+    begin = "<think>" if conversation.thought is None else ""
+    thought, action = _next_step(seen, role)
+    return f"{begin}{thought}</think>\n{action}"
+
+
+def _next_step(seen: Transcript, role: PlanningRole) -> tuple[str, str]:
+    asked = recognise(seen.question)
+    if asked is None or not asked.template.paths:
+        return _look_up_once(seen)
+    facts = read_facts(Call("search", "", text) for text in seen.observations)
+    missing, values = follow_paths(asked, facts)
+    if not missing:
+        return _conclude(asked, values)
+    for name, attribute in missing:
+        if _tries(seen, name) >= _MAX_TRIES:
+            return f"No document gives the {label(attribute)} of {_named(name, attribute)}.", _answer("unknown")
+    if role == "sequential":
+        name, attribute = missing[0]
+        return f"I need the {label(attribute)} of {_named(name, attribute)}.", _search(seen, missing[:1])
+    if seen.searched:
+        return "I search for what is still missing.", _search(seen, missing)
+    thought = "These facts do not depend on each other." if len(missing) > 1 else "I plan the search."
+    return thought, f"{_plan(asked)}\n{_search(seen, missing)}"
+
+
+def _plan(asked: RecognizedQuestion) -> str:
+    """Return the plan as a list of tasks: one for each fact, and one that combines them."""
+    lines: list[str] = []
+    last = []
+    for slot, *attributes in asked.template.paths:
+        what = _named(asked.names[slot], attributes[0])
+        needs = "none"
+        for attribute in attributes:
+            id = f"T{len(lines) // 2 + 1}"
+            lines += [f"{id}: {label(attribute)} of {what}", f"- Dependencies: {needs}"]
+            what, needs = f"the {label(attribute)}", id
+        last.append(needs)
+    if len(last) > 1:
+        lines += [f"T{len(lines) // 2 + 1}: compare them", f"- Dependencies: {', '.join(last)}"]
+    return "\n".join(["<plan>", *lines, "</plan>"])
+
+
+def _search(seen: Transcript, missing: Sequence[tuple[str, str]]) -> str:
+    """Return one search with a query for each missing fact; a second try uses other words."""
+    asked = []
+    for name, attribute in missing:
+        options = queries(name, attribute)
+        asked.append(options[_tries(seen, name) % len(options)])
+    return f"<wiki_search>{' | '.join(asked)}</wiki_search>"
+
+
+def _tries(seen: Transcript, name: str) -> int:
+    return sum(name in query.split() for query in seen.searched)
+
+
+def _conclude(asked: RecognizedQuestion, values: Sequence[str]) -> tuple[str, str]:
+    template = asked.template
+    if template.combine == "value":
+        return f"The {label(template.paths[0][-1])} is {values[0]}.", _answer(values[0])
+    if not all(value.isdecimal() for value in values):
+        return "These are no numbers.", _answer("unknown")
+    numbers = [int(value) for value in values]
+    if template.combine in ("sum", "difference"):
+        number = sum(numbers) if template.combine == "sum" else abs(numbers[0] - numbers[1])
+        return f"The {template.combine} of {values[0]} and {values[1]} is {number}.", _answer(str(number))
+    found = ", ".join(f"{asked.names[path[0]]} {value}" for path, value in zip(template.paths, values, strict=True))
+    if (winner := template.winner(numbers)) is None:
+        return f"{found}. They are equal.", _answer("equal")
+    name = asked.names[template.paths[winner][0]]
+    extreme = "largest" if template.combine == "larger" else "smallest"
+    return f"{found}. The {extreme} is {values[winner]}, {name}.", _answer(name)
+
+
+def _look_up_once(seen: Transcript) -> tuple[str, str]:
+    """Return the turn for any other question: one search, then the first words found."""
+    query = " ".join(re.sub(r"[<>|]", " ", seen.question).split())[:200]
+    if not seen.searched and query:
+        return "I do not know this, so I look it up.", f"<wiki_search>{query}</wiki_search>"
+    _, _, found = seen.observations[-1].rpartition("\n") if seen.observations else ("", "", "")
+    return "This is what I found.", _answer(" ".join(found.replace("<", " ").split()[:12]) or "unknown")
+
+
+def _named(name: str, attribute: str) -> str:
+    kind = KIND_OF[attribute]
+    return _KINDS.get(kind, f"the {kind} {{}}").format(name)
+
+
+def _answer(value: str) -> str:
+    return f"<answer>{value}</answer>"
