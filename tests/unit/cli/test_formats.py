@@ -61,7 +61,10 @@ def test_format_of_another_distribution_is_listed_under_a_heading_and_runs(insta
     install("elsewhere", afar=GOOD)
     own, _, formats = output("import", "--help").partition(f"{HEADING}:\n")
     assert "verl " in own and "afar" not in own
-    assert "  afar      Rows of the Afar program.\n  et-agent  Pools" in formats
+    assert (
+        "  afar      Rows of the Afar program.\n  afm       Hidden tests" in formats
+        and "\n  et-agent  Pools" in formats
+    )
     assert output("import", "afar", "rows.json") == "read rows.json\n"
     assert "afar" not in output("export", "--help")
     assert CliRunner().invoke(cli, ["export", "afar"]).exit_code == 2
