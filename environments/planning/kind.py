@@ -54,5 +54,9 @@ class PlanningType:
         return None
 
     def facts(self, settings: PlanningSettings) -> dict[str, str]:
-        """Return nothing."""
-        return {}
+        """Return isolation, Python and package versions of the sandbox; empty without the tool `code`."""
+        if "code" not in settings.enabled_tools:
+            return {}
+        from treadle.agent.sandbox.bubblewrap import describe
+
+        return {f"sandbox_{name}": value for name, value in describe(settings.code.sandbox).items()}

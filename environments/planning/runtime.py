@@ -16,6 +16,7 @@ from treadle.environments.planning.calls import PlannedCalls
 from treadle.environments.planning.episode import PlanningEpisode
 from treadle.environments.planning.places import FILLER
 from treadle.environments.planning.settings import SEARCH_TAGS, PlanningSettings
+from treadle.environments.planning.tools.opening import make_tools
 from treadle.environments.tools.calls import open_sources, source_facts
 from treadle.environments.types import Resources, equal_options
 
@@ -70,26 +71,9 @@ async def open_tools(settings: PlanningSettings, resources: Resources) -> AsyncI
     """Open the enabled tools. Raises ToolError."""
     async with contextlib.AsyncExitStack() as stack:
         tools: dict[str, Tool] = {}
-        for name in settings.enabled_tools:
-            if name in SEARCH_TAGS:
-                tool = _search_tool(settings, resources)
-                tools[name] = await stack.enter_async_context(tool)
+        for name, tool in make_tools(settings, resources):
+            tools[name] = await stack.enter_async_context(tool)
         sources = await stack.enter_async_context(
             open_sources(settings.tools, ToolResources(resources.store), taken=tools)
         )
         yield PlanningRuntime(settings, tools, sources, resources.roles.get(FILLER))
-
-
-def _search_tool(settings: PlanningSettings, resources: Resources) -> Tool:
-    from treadle.environments.planning.search_tool import DocumentSearch
-
-    web = None
-    if settings.search.web is not None and settings.searches_web:
-        from treadle.web.record.stored_entries import WEB_STORE
-        from treadle.web.search import WebSearch
-
-        own = settings.search.web
-        # A replay records nothing, so it needs no store of the run.
-        web_store = resources.store(WEB_STORE) if resources.store is not None and own.mode != "replay" else None
-        web = WebSearch(own, store=web_store, summarized=False)
-    return DocumentSearch(settings.search, web=web, misses_are_empty=resources.misses_are_empty)

@@ -8,15 +8,18 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from treadle.agent.contract import Task
+from treadle.agent.pages.settings import CrawlSettings
 from treadle.agent.prompts import FORMATS, format_prompt
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
+from treadle.core.llm.config import Sampling
 from treadle.environments.planning.dialect import DialectName, PlanningDialect, planning_dialect, tools_of
 from treadle.environments.planning.graph import MAX_NODES
 from treadle.environments.planning.places import FILLER
 from treadle.environments.planning.prompts import instructions
 from treadle.environments.planning.scheduler import Scheduling
-from treadle.environments.settings import Digests, EnvironmentSettings
+from treadle.environments.planning.tools.settings import VISION, CodeSettings, VisualInspectorSettings
+from treadle.environments.settings import Digests, EnvironmentRole, EnvironmentSettings
 from treadle.web.config import WEB_VERSION
 
 SEARCH_TAGS = ("wiki_search", "web_search", "search")
@@ -34,6 +37,15 @@ class PlanningSearchSettings(SearchToolSettings):
     """Most executed calls per rollout; 0 disables the tool."""
     top_n: int = Field(default=3, ge=1, le=100)
     """Documents per query."""
+
+
+class PlanningCrawlSettings(CrawlSettings):
+    """Settings of the tool `crawl_page`; pages are fetched with the settings of `search.web`."""
+
+    enabled: bool = True
+    """Enables the tool, for dialects that have it, if `search.web` is set."""
+    max_calls: int = Field(default=64, ge=0)
+    """Most executed calls per rollout; 0 disables the tool."""
 
 
 class PlanningSettings(EnvironmentSettings):
@@ -63,6 +75,12 @@ class PlanningSettings(EnvironmentSettings):
     """Text that replaces the shipped instructions; an empty one leaves the question alone."""
     search: PlanningSearchSettings = PlanningSearchSettings()
     """The search tool of `wiki_search`, `web_search` and `search`."""
+    crawl_page: PlanningCrawlSettings = PlanningCrawlSettings()
+    """The tool that reads pages."""
+    code: CodeSettings = CodeSettings()
+    """The tool that runs Python programs."""
+    visual_inspector: VisualInspectorSettings = VisualInspectorSettings()
+    """The tool that describes pictures."""
     max_total_calls: int | None = Field(default=None, ge=0)
     """Most executed calls per rollout over all tools; none means that only the limits of each tool apply."""
     max_turns: int | None = Field(default=None, ge=1)
@@ -119,7 +137,29 @@ class PlanningSettings(EnvironmentSettings):
     @property
     def role_names(self) -> tuple[str, ...]:
         """See `EnvironmentSettings`."""
-        return (FILLER,) if self.places == "model" else ()
+        asks_vision = self.call_limit("visual_inspector") > 0 and "visual_inspector" in tools_of(self.dialect)
+        return (*((FILLER,) if self.places == "model" else ()), *((VISION,) if asks_vision else ()))
+
+    @property
+    def role_models(self) -> dict[str, EnvironmentRole]:
+        """See `EnvironmentSettings`."""
+        found = super().role_models
+        return {name: self.visual_inspector.vision if name == VISION else one for name, one in found.items()}
+
+    @property
+    def summarizer(self) -> str | None:
+        """See `EnvironmentSettings`."""
+        return self.crawl_page.summarizer if "crawl_page" in self.enabled_tools else None
+
+    @property
+    def summarizer_name(self) -> str | None:
+        """See `EnvironmentSettings`."""
+        return self.crawl_page.summarizer
+
+    @property
+    def summarizer_sampling(self) -> Sampling | None:
+        """See `EnvironmentSettings`."""
+        return self.crawl_page.summarizer_sampling
 
     @property
     def enabled_tools(self) -> tuple[str, ...]:
@@ -142,20 +182,31 @@ class PlanningSettings(EnvironmentSettings):
 
     @property
     def searches_web(self) -> bool:
-        """See `EnvironmentSettings`."""
-        return self.search_tag is not None and self.search.uses_web
+        """See `EnvironmentSettings`; pages are read from there, too."""
+        return (self.search_tag is not None and self.search.uses_web) or "crawl_page" in self.enabled_tools
 
     def with_interpreter(self, interpreter: Path | None) -> Self:
         """See `EnvironmentSettings`."""
         if interpreter is None:
             return self
-        return self.model_copy(
-            update={"tools": {name: one.with_interpreter(interpreter) for name, one in self.tools.items()}}
-        )
+        changed: dict[str, Any] = {
+            "tools": {name: one.with_interpreter(interpreter) for name, one in self.tools.items()}
+        }
+        sandbox = self.code.sandbox
+        if sandbox.interpreter is None:
+            own = sandbox.model_copy(update={"interpreter": interpreter})
+            changed["code"] = self.code.model_copy(update={"sandbox": own})
+        return self.model_copy(update=changed)
 
     def call_limit(self, tool: str, additional: int = 0) -> int:
         """See `EnvironmentSettings`."""
         limit = self.search.max_calls if tool in SEARCH_TAGS else 0
+        if tool == "crawl_page" and self.search.web is not None:
+            limit = self.crawl_page.max_calls if self.crawl_page.enabled else 0
+        elif tool == "code":
+            limit = self.code.max_calls if self.code.enabled else 0
+        elif tool == "visual_inspector":
+            limit = self.visual_inspector.max_calls if self.visual_inspector.enabled else 0
         return limit + additional if limit else 0
 
     def entry_limit(self, entry: str, additional: int = 0) -> int | None:
@@ -181,13 +232,25 @@ class PlanningSettings(EnvironmentSettings):
     @property
     def num_result_chars(self) -> float:
         """See `EnvironmentSettings`."""
-        return float(self.search.top_n * self.search.document_chars) if self.search_tag else 400.0
+        if self.search_tag:
+            return float(self.search.top_n * self.search.document_chars)
+        # Programs print far less than they may.
+        return (self.code.max_output_chars or 1_000) / 4
 
     def digest_parts(self, form: str | None) -> dict[str, Any]:
         """See `EnvironmentSettings`."""
         parts: dict[str, Any] = {"instructions": self.user_text(Task("", "", format=form))}
+        tools = self.enabled_tools
         if self.searches_web:
             parts["web"] = WEB_VERSION
+        if self.summarizer is not None:
+            from treadle.agent.pages.summaries import page_prompts
+
+            parts["pages"] = page_prompts()
+        if "visual_inspector" in tools:
+            from treadle.environments.planning.tools.visual_inspector import inspector_prompt
+
+            parts["vision"] = inspector_prompt()
         return parts
 
     def without_source(self) -> Self:

@@ -53,6 +53,8 @@ class Bench:
             "environment": {"python": {"enabled": False}, "search": {"enabled": False}},
             "options": {"pending_retries": 0, "pending_pause_s": 0.0},
         }
+        if "type" in changes.get("environment", {}):
+            base["environment"] = {}  # another type has other tools
         return Instance(
             address=Address.parse("1/rollouts@base"),
             stage=ROLLOUTS_STAGE,
