@@ -20,7 +20,7 @@ EMPTY_CALL = "the call is empty; write a query between the tags"
 
 @dataclass(frozen=True, slots=True)
 class TagMatch:
-    """One complete tag in a text: its name, where it starts and ends, and the text between its markers."""
+    """One complete tag in a text: its name, start and end, and the text between its markers."""
 
     name: str
     start: int

@@ -145,7 +145,7 @@ class PlanningDialect(TagDialect):
         return self.by_name[kind].closing if closes else ""
 
     def find_plan(self, text: str) -> tuple[Plan, int] | None:
-        """Return the last plan of a text, and where it ends; None without one."""
+        """Return the last plan of a text and its end; None without one."""
         if PLAN not in self.by_name:
             return None
         plans = find_tags(text, [PLAN])

@@ -8,7 +8,6 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from treadle.agent.contract import Task
-from treadle.agent.pages.settings import CrawlSettings
 from treadle.agent.prompts import FORMATS, format_prompt
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
@@ -18,7 +17,12 @@ from treadle.environments.planning.graph import MAX_NODES
 from treadle.environments.planning.places import FILLER
 from treadle.environments.planning.prompts import instructions
 from treadle.environments.planning.scheduler import Scheduling
-from treadle.environments.planning.tools.settings import VISION, CodeSettings, VisualInspectorSettings
+from treadle.environments.planning.tools.settings import (
+    VISION,
+    CodeSettings,
+    PlanningCrawlSettings,
+    VisualInspectorSettings,
+)
 from treadle.environments.settings import Digests, EnvironmentRole, EnvironmentSettings
 from treadle.web.config import WEB_VERSION
 
@@ -37,15 +41,6 @@ class PlanningSearchSettings(SearchToolSettings):
     """Most executed calls per rollout; 0 disables the tool."""
     top_n: int = Field(default=3, ge=1, le=100)
     """Documents per query."""
-
-
-class PlanningCrawlSettings(CrawlSettings):
-    """Settings of the tool `crawl_page`; pages are fetched with the settings of `search.web`."""
-
-    enabled: bool = True
-    """Enables the tool, for dialects that have it, if `search.web` is set."""
-    max_calls: int = Field(default=64, ge=0)
-    """Most executed calls per rollout; 0 disables the tool."""
 
 
 class PlanningSettings(EnvironmentSettings):

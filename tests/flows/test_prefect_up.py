@@ -193,6 +193,7 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
     queues = {name: item["work_queue_name"] for name, item in made.items()}
     assert {name for name, queue in queues.items() if queue == "gpu"} == {
         "pools",
+        "conversion",
         "sft",
         "rl",
         "rollouts",

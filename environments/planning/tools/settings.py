@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from treadle.agent.pages.settings import CrawlSettings
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.core.config import Operational, Section
 from treadle.core.llm.config import Sampling
@@ -14,6 +15,15 @@ from treadle.web.config import FetchSettings
 
 VISION = "vision"
 """Role of the model that describes pictures."""
+
+
+class PlanningCrawlSettings(CrawlSettings):
+    """Settings of the tool `crawl_page`; pages are fetched with the settings of `search.web`."""
+
+    enabled: bool = True
+    """Enables the tool, for dialects that have it, if `search.web` is set."""
+    max_calls: int = Field(default=64, ge=0)
+    """Most executed calls per rollout; 0 disables the tool."""
 
 
 class CodeSandboxSettings(SandboxSettings):

@@ -224,7 +224,7 @@ def test_damage_is_detected_and_repaired_by_rerunning_the_stage(finished: Desk, 
     content[100] ^= 1
     part.write_bytes(content)
     done = desk.treadle("verify", "--run", "first")
-    done.failed("1 of 7", "first", "treadle stage 1/rollouts@tutor --run first --force", code=1)
+    done.failed("1 of 8", "first", "treadle stage 1/rollouts@tutor --run first --force", code=1)
     assert [line.split()[1].split("/")[1] for line in done.out.splitlines() if line.startswith("damaged")] == [
         "rollouts"
     ]

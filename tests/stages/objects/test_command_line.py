@@ -43,7 +43,7 @@ def test_object_store_run_resumes_after_a_kill_and_is_shown_by_url(desk: Desk, o
     key = commands[1][1]
     assert "questions.jsonl" in desk.treadle("lineage", key, *options).succeeded().out
     verified = desk.treadle("verify", *options).succeeded().out.splitlines()
-    assert len(verified) == 7 and all(line.startswith("ok ") for line in verified)
+    assert len(verified) == 8 and all(line.startswith("ok ") for line in verified)
     (overview,) = desk.treadle("runs", "--root", object_root, "--json").succeeded().json()
     assert (overview["run_id"], overview["state"]) == ("r", "completed")
     records = desk.treadle("run", "run.toml", *options, *more, "--json", TREADLE_ROOT=object_root).succeeded().json()

@@ -25,7 +25,7 @@ from treadle.agent.sandbox.bubblewrap import make_launcher
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.guardian import GuardedProcess, Guardian, ProcessStatus
 from treadle.agent.sandbox.pool import SandboxPool
-from treadle.agent.sandbox.process import SandboxProcess
+from treadle.agent.sandbox.process import Program, SandboxProcess
 from treadle.agent.sandbox.usage import UsageWatch
 from treadle.core.engines import supervisor
 from treadle.core.errors import SandboxError
@@ -223,10 +223,10 @@ async def test_unkillable_process_is_named_once_and_its_guardian_continues(
             with pytest.raises(
                 SandboxError, match=r"cannot be ended: process \d+ was killed and is still there"
             ) as caught:
-                await stuck.run(STOPPED, UsageWatch(), time_limit_s=0.5, cpu_s=60)
+                await stuck.run(Program(STOPPED), UsageWatch(), time_limit_s=0.5, cpu_s=60)
             assert caught.value.retryable
             monkeypatch.undo()
             assert own_guardian().pid == worker.pid
             other = await SandboxProcess.start(guardian, launcher, LIMIT_S, eager=False)
-            assert (await other.run("print(1)", UsageWatch(), time_limit_s=20, cpu_s=20)).stdout == "1\n"
+            assert (await other.run(Program("print(1)"), UsageWatch(), time_limit_s=20, cpu_s=20)).stdout == "1\n"
     until(lambda: not survivors("stopped"), "the end of the program")

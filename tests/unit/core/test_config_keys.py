@@ -69,6 +69,8 @@ PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_toke
 PhaseRollouts.pending_pause_s PhaseRollouts.pending_retries PhaseRollouts.shards
 PlanningSearchSettings.cache_folder PlanningSearchSettings.corpus PlanningSearchSettings.index_folder
 PlanningSearchSettings.num_threads
+CodeSandboxSettings.interpreter CodeSandboxSettings.max_running CodeSandboxSettings.pool_size
+CodeSandboxSettings.start_timeout_s VisualInspectorSettings.folder
 RlOptions.devices RlOptions.gpu_memory_share RlOptions.gradient_checkpointing RlOptions.num_devices RlOptions.num_nodes
 RlOptions.per_device_batch_size RlOptions.preset RlOptions.stall_timeout_s RlOptions.tensor_parallel RlOptions.threads
 RlOptions.trackers RlOptions.variant
@@ -186,6 +188,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "PlanningSearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),
     "PlanningSearchSettings.route": ("web",),
     "PlanningSearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
+    "PlanningCrawlSettings.summarizer": ("near",),
     "PlanningSettings.roles": ({},),
     "PlanningSettings.tools": ({},),
     "SearchSettings.route": ("web",),
