@@ -96,7 +96,7 @@ def open_source(
     options = plan.options
     membership = BatchMembership()
     with (
-        open_scorer(plan, environments) as scorer,
+        open_scorer(plan, environments, training=Path(job["events"]).parent) as scorer,
         _resident(job, environments) as resident,
         BatchedModel(generate, membership, max_batch=max_batch) as model,
     ):
