@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from treadle.agent.pages.server_config import RetrieverConfig
+from treadle.cli.main import cli
 from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
@@ -80,6 +83,27 @@ def test_planning_configs_measure_and_draw_as_published() -> None:
         # Of NQ and HotpotQA, generated and filtered ones, and LiveCodeBench with Skywork and DAPO.
         sizes = {"gap": 160_000, "mhqa": 79_168 + 90_447, "web": 3_159 + 7_268, "code": 392 + 10_033 + 23_766 + 13_369}
         assert one.selection.max_questions == sizes[name.split("-")[-2]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "afm-web-7b",
+        *(pytest.param(one, marks=pytest.mark.sweep) for one in sorted(PLANNING_PRESETS) if one != "afm-web-7b"),
+    ],
+)
+def test_flow_of_a_planning_config_can_be_planned(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(TreadleConfig, (ROOT / "configs" / f"{name}.toml",))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SERPER_API_KEY", "key")
+    write_byte_tokenizer(tmp_path / str(config.models["base"].tokenizer))
+    source = next(iter(config.questions.domains))
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "source": source} for n in range(6000)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["run", str(ROOT / "configs" / f"{name}.toml"), "--run", "r", "--root", str(tmp_path / "runs")]
+    planned = CliRunner().invoke(cli, [*words, "--dry-run"])
+    assert planned.exit_code == 0, planned.output
+    assert all(f"1/{stage}" in planned.output for stage in config.flow.stages)
 
 
 def test_paper_config_spells_out_how_pools_are_made() -> None:
