@@ -85,13 +85,7 @@ def test_planning_configs_measure_and_draw_as_published() -> None:
         assert one.selection.max_questions == sizes[name.split("-")[-2]]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "afm-web-7b",
-        *(pytest.param(one, marks=pytest.mark.sweep) for one in sorted(PLANNING_PRESETS) if one != "afm-web-7b"),
-    ],
-)
+@pytest.mark.parametrize("name", sorted(PLANNING_PRESETS))
 def test_flow_of_a_planning_config_can_be_planned(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(TreadleConfig, (ROOT / "configs" / f"{name}.toml",))
     monkeypatch.chdir(tmp_path)
