@@ -116,6 +116,11 @@ class EnvironmentSettings(Entry):
         return {name: self.roles.get(name, EnvironmentRole(model=name)) for name in self.role_names}
 
     @property
+    def summarizer_key(self) -> str:
+        """Key of this table that names the summarizer, for messages."""
+        return "search.summarizer"
+
+    @property
     def summarizer(self) -> str | None:
         """Name of the model that summarizes search results; None without one."""
         return None

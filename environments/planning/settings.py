@@ -142,6 +142,11 @@ class PlanningSettings(EnvironmentSettings):
         return {name: self.visual_inspector.vision if name == VISION else one for name, one in found.items()}
 
     @property
+    def summarizer_key(self) -> str:
+        """See `EnvironmentSettings`."""
+        return "crawl_page.summarizer"
+
+    @property
     def summarizer(self) -> str | None:
         """See `EnvironmentSettings`."""
         return self.crawl_page.summarizer if "crawl_page" in self.enabled_tools else None
