@@ -171,7 +171,7 @@ def _read(rows: Sequence[Mapping[str, Any]], counted: Facts) -> dict[str, Any]:
     marks, unknown, texts = Counter[str](), Counter[str](), defaultdict[str, list[str]](list)
     for row in rows:
         text = _model_text(row)
-        marks.update(marks_of(text) | ({"open_thought"} if _only_reasons(row) else set()))
+        marks.update(marks_of(text) | ({"open_thought", "only_thought"} if _only_reasons(row) else set()))
         unknown.update(call["tool"] for call in orjson.loads(row["tool_calls"]) if call["status"] == "invalid")
         texts[row["question_key"]].append(text)
     several = [set(same) for same in texts.values() if len(same) > 1]
