@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +108,17 @@ def test_text_after_the_reasoning_is_no_such_cause(tmp_path: Path) -> None:
     segments = [("think", "<think>a</think>"), ("other", "It is 4.")]
     (found,) = problems(tmp_path, [rollout(f"r{number}", "q", segments, status="no_answer") for number in range(8)])
     assert not [cause for cause in found.causes if "reasoning" in cause]
+
+
+def test_rollouts_without_calls_are_read_without_pandas(tmp_path: Path) -> None:
+    """As by every command without work that ends with their summary."""
+    assert problems(tmp_path, [rollout("r", "q", [("answer", "x")])]) == []
+    code = (
+        "import sys\n"
+        "from treadle.core.runs.run import Run\n"
+        "from treadle.environments.diagnosis.reading import diagnoses_of\n"
+        "run = Run.open(sys.argv[1], sys.argv[2])\n"
+        "assert [diagnoses_of(record, run) for record in run.records()] == [[]]\n"
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), "test"], check=True)
