@@ -85,7 +85,7 @@ test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factor
 parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity
 
-interop: $(INSTALLED) ## llama.cpp's own server with the embedded model (the first use downloads 68 MB into the cache)
+interop: $(INSTALLED) ## llama.cpp's own server with the embedded model; the packages of W&B, MLflow and TensorBoard (the first use downloads 250 MB)
 	@$(PYTEST) -s tests/interop
 
 sweep: export TREADLE_SWEEP := 1

@@ -157,8 +157,24 @@ _DATASET_INFO: Mapping[str, dict[str, Any]] = {
 """Column mappings; without the system column LLaMA-Factory would add its template's own system message."""
 
 
+_TEXT_CARD = """---
+configs:
+- config_name: default
+  data_files: {name}.jsonl
+---
+
+# Fine-tuning rows
+
+Trajectories of a tool-using agent as text, in the format {name}. `rows.jsonl` has the origin of each row, in the same
+order.
+
+Read it with `datasets.load_dataset(folder)` or `pandas.read_json(folder + "/{name}.jsonl", lines=True)`.
+"""
+
+
 def _lines(name: str, record: Callable[[RowText], dict[str, Any]]) -> _Write:
     def write(batches: Iterator[pa.RecordBatch], folder: Path, results_apart: bool) -> None:
+        (folder / "README.md").write_text(_TEXT_CARD.format(name=name), encoding="utf-8")
         with (folder / f"{name}.jsonl").open("wb") as file:
             for batch in batches:
                 for text in _texts(batch, results_apart):
