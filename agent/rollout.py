@@ -248,7 +248,12 @@ class Rollout:
         unit = call_unit(self._turn)
         known = self._cache.get(unit)
         turn = self._engine.dialect.read(self._transcript.open_text, self._turn, ended, is_empty=is_empty)
-        context = StepContext(self._deadline, self._transcript.log(), derive_seed(self._seed, self._turn, "tool"))
+        context = StepContext(
+            self._deadline,
+            self._transcript.log(),
+            derive_seed(self._seed, self._turn, "tool"),
+            num_left_out=self._transcript.contexts[-1].num_left_out,
+        )
         if known is not None:
             observation = Observation.from_json(known)
             await self._episode.replay(turn, observation, context)

@@ -105,7 +105,17 @@ class Transcript:
         ids = array("i")
         for start, end in runs(kept):
             ids += self._ids_of(segments[start:end])
-        self.contexts.append(Context(tuple(kept), len(segments), len(self.ids), len(self.turn_starts), ids))
+        left_out = set(range(len(segments))).difference(kept)
+        self.contexts.append(
+            Context(
+                tuple(kept),
+                len(segments),
+                len(self.ids),
+                len(self.turn_starts),
+                ids,
+                sum(segments[number].kind in SYSTEM_KINDS - {FRAME} for number in left_out),
+            )
+        )
 
     def _ids_of(self, segments: Sequence[Segment]) -> array[int]:
         """Return the ids of neighbouring segments."""

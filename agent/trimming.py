@@ -62,6 +62,7 @@ class Context:
         num_ids: Number of ids before its own part.
         num_turns: Number of turns before its own part.
         ids: Ids of the kept segments.
+        num_left_out: Number of results and messages among the segments that are not shown.
     """
 
     kept: tuple[int, ...] = ()
@@ -69,6 +70,7 @@ class Context:
     num_ids: int = 0
     num_turns: int = 0
     ids: array[int] = field(default_factory=lambda: array("i"))
+    num_left_out: int = 0
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.rollouts.rollout_bench import load
-from support.rollouts.trimmed import ANSWER, PLAN, REFLECTION, Model, asking, mixed, played
+from support.rollouts.trimmed import ANSWER, PLAN, REFLECTION, Model, Search, asking, mixed, played
 
 from treadle.agent.dialects.base import Segment
 from treadle.agent.token_ids import ORIGIN_SAMPLED
@@ -15,6 +15,8 @@ from treadle.agent.trajectory import Trajectory, by_sample
 from treadle.agent.trimming import Trimming
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import semantic_dump
+from treadle.environments.planning.calls import DUPLICATE
+from treadle.environments.planning.guards import REPEATED
 from treadle.environments.planning.settings import PlanningSettings
 from treadle.environments.rollouts.rows import row_of, trajectory_of
 
@@ -145,6 +147,15 @@ def test_without_ids_requests_are_trimmed_by_estimates(over_chat: bool) -> None:
     assert all(sample.ids == [] == sample.prompt_ids for sample in made.samples)
     last = "".join(one["content"] for one in model.saw[-1]) if over_chat else model.saw[-1]
     assert "fact0" not in last and "fact7" in last and last.count("<plan>") == 1
+
+
+@pytest.mark.parametrize(("written", "note"), [("{} of 40", REPEATED), ("{}  of 40", DUPLICATE)])
+def test_a_search_whose_result_was_left_out_may_be_made_again(written: str, note: str) -> None:
+    tokenizer, search = load("qwen"), Search()
+    again = [f"{REFLECTION}<think>again</think><web_search>{written.format(one)}</web_search>" for one in (0, 6)]
+    made = played(Model([*mixed(8), *again, ANSWER], tokenizer), 900, search=search)
+    assert [(call.status, call.note) for call in made.calls[-2:]] == [("ok", ""), ("refused", note)]
+    assert search.asked[-1] == written.format(0)
 
 
 def segments_of(*kinds: str) -> list[Segment]:
