@@ -19,6 +19,7 @@ from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.settings import ToolSettings
+from treadle.agent.trimming import Trimming
 from treadle.core.config import Section, digest_json, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
@@ -90,6 +91,11 @@ class EnvironmentSettings(Entry):
     def turn_dialect(self) -> Dialect:
         """How the model's turns are read and written."""
         return FreeDialect()
+
+    @property
+    def trimming(self) -> Trimming | None:
+        """How a context that gets too long for the window is trimmed; None to end the rollout instead."""
+        return None
 
     @property
     def known_tools(self) -> tuple[ToolSchema, ...]:

@@ -11,8 +11,10 @@ from treadle.agent.contract import Task
 from treadle.agent.prompts import FORMATS, format_prompt
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
+from treadle.agent.trimming import Trimming
+from treadle.core.config import CountsIfSet
 from treadle.core.llm.config import Sampling
-from treadle.environments.planning.dialect import DialectName, PlanningDialect, planning_dialect, tools_of
+from treadle.environments.planning.dialect import PLAN, DialectName, PlanningDialect, planning_dialect, tools_of
 from treadle.environments.planning.graph import MAX_NODES
 from treadle.environments.planning.places import FILLER
 from treadle.environments.planning.prompts import instructions
@@ -81,6 +83,10 @@ class PlanningSettings(EnvironmentSettings):
     max_turns: int | None = Field(default=None, ge=1)
     """Most generation calls per rollout; none means 25 for `web` and `all`, else 8. Before the last one a notice says
     that only an answer is accepted; its calls are not run."""
+    trim_reserve_tokens: CountsIfSet[int | None] = Field(default=None, ge=1)
+    """Tokens of the model's window that a turn needs, as in AFM's 4,096: if fewer are left, plans, reflections, results
+    that the model has not read, and the most recent other segments that fit stay in its context. None means that a
+    full context ends the rollout."""
     rollout_time_s: float = Field(default=3600.0, gt=0)
     """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
     `timeout`. In reinforcement learning only the time of programs counts."""
@@ -95,6 +101,13 @@ class PlanningSettings(EnvironmentSettings):
             runs_plans=self.scheduling != "tags",
             max_nodes=self.max_plan_nodes,
         )
+
+    @property
+    def trimming(self) -> Trimming | None:
+        """See `EnvironmentSettings`."""
+        if self.trim_reserve_tokens is None:
+            return None
+        return Trimming(self.trim_reserve_tokens, frozenset({PLAN, "reflection"}))
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
