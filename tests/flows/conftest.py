@@ -21,7 +21,7 @@ from support.servers.prefect_api import ask
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-USED = ("full", "scores", "rl", "shards")
+USED = ("full", "scores", *(["rl", "shards"] if os.environ.get("TREADLE_SWEEP") else []))
 """Deployments that tests run; the server takes a second of CPU time for each one that is created."""
 BIN = Path(sys.executable).parent
 
@@ -148,7 +148,10 @@ domains = {{ world-lookup = "qa", world-compute = "math" }}
 
 [environment]
 search = {{ corpus = ["{world.corpus}"] }}
-python = {{ sandbox = {{ packages = [] }} }}
+python = {{ sandbox = {{ packages = [], pool_size = 1 }} }}
+
+[scores]
+symbolic = false
 """)
     return config
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
+import httpx
 import pytest
 import yaml
 from support.servers.prefect_api import ask
@@ -72,12 +73,11 @@ def test_stages_of_a_flow_share_a_model_server(prefect_home, sample_run_config, 
 
 
 def test_rejects_unknown_config_key_at_submission(prefect_home, tmp_path) -> None:
-    done = prefect_home.run(
-        "prefect", "deployment", "run", "flywheel/full", "--param", "run_id=wrong",
-        "--param", 'config={"rollouts": {"samplez": 3}}', "--param", f"root={tmp_path}",
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "samplez" in done.stdout + done.stderr
+    deployment = ask("GET", f"{prefect_home.url}/deployments/name/flywheel/full")["id"]
+    given = {"run_id": "wrong", "config": {"rollouts": {"samplez": 3}}, "root": str(tmp_path)}
+    address = f"{prefect_home.url}/deployments/{deployment}/create_flow_run"
+    refused = httpx.post(address, json={"parameters": given}, timeout=60)
+    assert refused.is_client_error and "samplez" in refused.text, refused.text
 
 
 def test_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_run) -> None:
