@@ -93,9 +93,19 @@ class EnvironmentSettings(Entry):
         return FreeDialect()
 
     @property
+    def reserve_tokens(self) -> int | None:
+        """Tokens of the window that a turn needs, so that the context is trimmed before it; None for no trimming."""
+        return None
+
+    @property
+    def kept_kinds(self) -> frozenset[str]:
+        """Kinds of the segments that a trim leaves in the context."""
+        return frozenset()
+
+    @property
     def trimming(self) -> Trimming | None:
         """How a context that gets too long for the window is trimmed; None to end the rollout instead."""
-        return None
+        return None if self.reserve_tokens is None else Trimming(self.reserve_tokens, self.kept_kinds)
 
     @property
     def known_tools(self) -> tuple[ToolSchema, ...]:

@@ -11,11 +11,9 @@ from treadle.agent.contract import Task
 from treadle.agent.prompts import FORMATS, format_prompt
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
-from treadle.agent.trimming import Trimming
 from treadle.core.config import CountsIfSet
 from treadle.core.llm.config import Sampling
 from treadle.environments.planning.dialect import PLAN, DialectName, PlanningDialect, planning_dialect, tools_of
-from treadle.environments.planning.graph import MAX_NODES
 from treadle.environments.planning.places import FILLER
 from treadle.environments.planning.prompts import instructions
 from treadle.environments.planning.scheduler import Scheduling
@@ -59,7 +57,7 @@ class PlanningSettings(EnvironmentSettings):
     the plan; `dataflow`: the calls that their own task depends on. Without a plan that can be read it is `tags`."""
     max_parallel_calls: int | None = Field(default=8, ge=1)
     """Most calls of a rollout that run at once; further ones wait. None means no limit."""
-    max_plan_nodes: int = Field(default=MAX_NODES, ge=1, le=256)
+    max_plan_nodes: int = Field(default=PlanningDialect.max_nodes, ge=1, le=256)
     """Most tasks of a plan; a larger plan is not followed."""
     several_tags: bool = True
     """Whether a turn may have several tags with calls; otherwise it ends at the first one."""
@@ -103,11 +101,14 @@ class PlanningSettings(EnvironmentSettings):
         )
 
     @property
-    def trimming(self) -> Trimming | None:
+    def reserve_tokens(self) -> int | None:
         """See `EnvironmentSettings`."""
-        if self.trim_reserve_tokens is None:
-            return None
-        return Trimming(self.trim_reserve_tokens, frozenset({PLAN, "reflection"}))
+        return self.trim_reserve_tokens
+
+    @property
+    def kept_kinds(self) -> frozenset[str]:
+        """See `EnvironmentSettings`."""
+        return frozenset({PLAN, "reflection"})
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from support.rollouts.rollout_bench import load
-from support.rollouts.trimmed import ANSWER, CHECKED, Model, mixed, played, web_settings
 from support.tables.rollout_rows import FIVE_QUESTIONS, make_rows, rows_of, scored
+from support.tables.trimmed_rollouts import ANSWER, CHECKED, Model, mixed, played, web_settings
 
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer

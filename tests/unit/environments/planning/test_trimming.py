@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.rollouts.rollout_bench import load
-from support.rollouts.trimmed import ANSWER, PLAN, REFLECTION, Model, Search, asking, mixed, played
+from support.tables.trimmed_rollouts import ANSWER, PLAN, REFLECTION, Model, Search, asking, mixed, played
 
 from treadle.agent.dialects.base import Segment
 from treadle.agent.token_ids import ORIGIN_SAMPLED
