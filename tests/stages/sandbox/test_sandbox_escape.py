@@ -66,7 +66,8 @@ def test_no_escape_probe_succeeds(user: str, kind: str) -> None:
 @pytest.mark.parametrize(("user", "kind"), PLACES)
 def test_program_sees_nothing_of_the_previous_one(user: str, kind: str) -> None:
     """Three in a row: one may have a sandbox that was ready before the first began, one has not."""
-    finds = [f"# {number}\n{FINDS}" for number in range(3)]
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    finds = [f"PRIORITY = {priority}  # {number}\n{FINDS}" for number in range(3)]
     outcomes = report_of(user, {"kind": kind, "packages": [], "programs": [LEAVES, *finds]})["outcomes"]
     assert outcomes.pop(LEAVES)["text"] == "done"
     assert [outcome["text"] for outcome in outcomes.values() if "True" in outcome["text"]] == []

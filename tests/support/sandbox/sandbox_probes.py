@@ -100,7 +100,9 @@ class Planted:
         """Return what was changed despite the confinement."""
         owned = self.folder / "owned"
         found = [] if self.victim.poll() is None else ["the victim is dead"]
-        if self.victim.poll() is None and os.getpriority(os.PRIO_PROCESS, self.victim.pid):
+        if self.victim.poll() is None and (
+            os.getpriority(os.PRIO_PROCESS, self.victim.pid) != os.getpriority(os.PRIO_PROCESS, 0)
+        ):
             found.append("the victim has another priority")
         try:
             facts = owned.read_text(), owned.stat().st_mode & 0o777, owned.stat().st_nlink

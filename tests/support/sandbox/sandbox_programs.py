@@ -339,7 +339,7 @@ FINDS = """
 import builtins, os, socket, sys
 found = [hasattr(builtins, "left"), hasattr(sys, "left"), "LEFT" in os.environ]
 found += map(os.path.exists, ("left", "/dev/shm/left", "/tmp/left", "/scratch/left", "/opt/left"))
-found += [os.listdir() != [], os.getpriority(os.PRIO_PROCESS, 0) != 0]
+found += [os.listdir() != [], os.getpriority(os.PRIO_PROCESS, 0) != PRIORITY]
 try:
     socket.socket(socket.AF_UNIX).connect(chr(0) + "left")
     found.append(True)
