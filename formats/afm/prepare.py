@@ -70,7 +70,7 @@ def prepare_rows(
     limit: int | None = None,
     replace: bool = False,
 ) -> Summary:
-    """Write `<target>/data/<name of source>.parquet`: rows with these tools and the instructions `prompt`; empty for none.
+    """Write `<target>/data/<name of source>.parquet`: rows with tools and instructions; none if `prompt` is empty.
 
     `limit` is the number of rows to take from the start. Raises DataError for a row that cannot be used unless
     `filter_none` is set, and if none is left; ConfigError for a target that cannot be written.
