@@ -1,4 +1,4 @@
-"""Compute figures over several attempts at a question: pass@k, avg@k, maj@k, best@k and worst@k. Pure functions.
+"""Compute figures over several attempts at a question: pass@k, avg@k, std@k, maj@k, best@k, worst@k. Pure.
 
 Documented in docs/behaviour/metrics.md.
 """
@@ -18,6 +18,7 @@ PASS_AT = "pass@"
 OVER_ATTEMPTS: Mapping[str, str] = {
     PASS_AT: "probability that at least one of k rollouts of a question is right",
     "avg@": "share of right ones among the first k rollouts of each question",
+    "std@": "standard deviation of these k verdicts of a question, each 0 or 1, with the divisor k",
     "maj@": "whether the most frequent of their answers is right",
     "best@": "expected P of the best of k rollouts",
     "worst@": "expected P of the worst of k rollouts",
@@ -59,8 +60,8 @@ def attempt_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
 def attempt_figures(rollouts: Sequence[ScoredRollout]) -> list[str]:
     """Return the names of the figures over attempts that a data set has; none if a question has one rollout.
 
-    k is 2, 4, 8, … up to the smallest number of rollouts per question, and that number, which alone `avg@` and `maj@`
-    have. `best@` differs from `pass@` only if some P is neither 0 nor 1. Rewards have neither best nor worst.
+    k is 2, 4, 8, … up to the smallest number of rollouts per question, and that number, which alone `avg@`, `std@`
+    and `maj@` have. `best@` differs from `pass@` only if some P is neither 0 nor 1. Rewards have neither best nor worst.
     """
     ks = pass_at_ks(rollouts)
     if not ks:
@@ -70,7 +71,8 @@ def attempt_figures(rollouts: Sequence[ScoredRollout]) -> list[str]:
         return names
     is_graded = any(rollout.score not in (None, 0.0, 1.0) for rollout in rollouts)
     graded = ("best@", "worst@") if is_graded else ("worst@",)
-    return [*names, f"avg@{ks[-1]}", f"maj@{ks[-1]}", *(f"{kind}{k}" for kind in graded for k in ks)]
+    of_all = (f"{kind}{ks[-1]}" for kind in ("avg@", "std@", "maj@"))
+    return [*names, *of_all, *(f"{kind}{k}" for kind in graded for k in ks)]
 
 
 def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
@@ -87,9 +89,10 @@ def _value(kind: str, rollouts: Sequence[ScoredRollout], k: int) -> float:
         sign = 1.0 if kind == "best@" else -1.0
         return sign * expected_best([sign * (one.score or 0.0) for one in rollouts], k)
     first = sorted(rollouts, key=lambda one: (one.sample_index, one.answer, bool(one.correct)))[:k]
-    if kind == "avg@":
-        return math.fsum(bool(one.correct) for one in first) / k
-    return _majority(first)
+    if kind == "maj@":
+        return _majority(first)
+    mean = math.fsum(bool(one.correct) for one in first) / k
+    return mean if kind == "avg@" else math.sqrt(mean * (1.0 - mean))
 
 
 def _majority(rollouts: Sequence[ScoredRollout]) -> float:
