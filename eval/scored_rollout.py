@@ -146,6 +146,13 @@ class ScoredRollout:
         """True if the tokens were counted. They are not for an imported rollout, which has text but no token counts."""
         return self.prompt_tokens > 0 or not self.output_chars
 
+    @property
+    def response_tokens(self) -> int | None:
+        """Tokens that the model wrote: L, or without a tokenizer the sampled ones; None if neither is known."""
+        if self.reasoning_tokens is not None:
+            return self.reasoning_tokens
+        return self.completion_tokens if self.has_known_tokens else None
+
     def kinds(self) -> Iterator[str]:
         """Yield the categories of the rollout as `<property>:<value>`."""
         yield f"status:{self.status}"

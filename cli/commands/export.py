@@ -179,7 +179,7 @@ def trajectories(
     "--format",
     "format_name",
     type=click.Choice(REPORT_FORMATS),
-    help="json: both tables; csv: the figures; comparisons: the comparisons as CSV; md: the text report. "
+    help="json: all tables; csv: the figures; comparisons: the comparisons as CSV; md: the text report. "
     "Default: json, csv or md, by the extension of --out.",
 )
 @export_options(

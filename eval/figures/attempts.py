@@ -61,7 +61,7 @@ def attempt_figures(rollouts: Sequence[ScoredRollout]) -> list[str]:
     """Return the names of the figures over attempts that a data set has; none if a question has one rollout.
 
     k is 2, 4, 8, … up to the smallest number of rollouts per question, and that number, which alone `avg@`, `std@`
-    and `maj@` have. `best@` differs from `pass@` only if some P is neither 0 nor 1. Rewards have neither best nor worst.
+    and `maj@` have. `best@` differs from `pass@` only if some P is neither 0 nor 1; rewards have none of these.
     """
     ks = pass_at_ks(rollouts)
     if not ks:

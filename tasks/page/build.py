@@ -12,6 +12,7 @@ from treadle.tasks.page.behaviour import behaviour_section, endings_section
 from treadle.tasks.page.comparisons import comparisons_section
 from treadle.tasks.page.cost import cost_section
 from treadle.tasks.page.evaluation import headline_section, radar_section
+from treadle.tasks.page.groups import groups_section
 from treadle.tasks.page.latency import latency_section
 from treadle.tasks.page.manifest import manifest_section
 from treadle.tasks.page.models import EvaluatedModel, evaluated_models
@@ -34,6 +35,7 @@ def report_page(runs: Sequence[Run], further: FurtherSection | None = None) -> b
         *headline_section(models),
         *problems_section(sources),
         *comparisons_section(models),
+        *groups_section(models),
         *radar_section(models),
         *more,
         *behaviour_section(models),
