@@ -99,6 +99,8 @@ class ScoredRollout:
     """Cost of the rollout in the currency of the prices; None without prices."""
     votes: Votes | None = None
     """Votes on redundant calls; None if no judge was asked."""
+    best_of: str | None = None
+    """Whether a judge picked it among the attempts at its question; None if no judge was to choose."""
     judge_verdicts: tuple[tuple[str, bool | None], ...] = ()
     """Judges asked about the answer, by name, with their verdicts; None if the reply cannot be parsed."""
     judge_parts: Mapping[str, float] = field(default_factory=dict)
