@@ -106,7 +106,7 @@ class AttemptChoices:
         """Return whether an attempt may be right: others are never shown."""
         if self._compares_answers(answer):
             return answer.is_answered and bool(answer.prediction.strip())
-        return answer.row["status"] != FAILED
+        return answer.status != FAILED
 
     def _answer(self, answer: Answer) -> str:
         return answer.prediction if self._compares_answers(answer) else last_turn(answer.segments)
