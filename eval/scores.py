@@ -161,7 +161,7 @@ def scored_row(
     return {
         **{name: row[name] for name in COPIED_COLUMNS},
         "prediction": prediction,
-        "is_valid_answer": answer.has_ended and bool(prediction),
+        "is_valid_answer": (answer.has_ended or answer.is_answered) and bool(prediction),
         "correct": score.correct,
         "score": score.score,
         "is_reward": is_scored and scorer.SCALE == "reward",

@@ -26,7 +26,11 @@ SCORES = Table(
                 pa.string(),
                 "extracted answer, or empty; the beginning of the last turn if the scorer reads all",
             ),
-            column("is_valid_answer", pa.bool_(), "answered, with a non-empty prediction"),
+            column(
+                "is_valid_answer",
+                pa.bool_(),
+                "answered, or with a candidate for the answer, and the prediction is not empty",
+            ),
             column(
                 "correct",
                 pa.bool_(),
