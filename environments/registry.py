@@ -107,6 +107,7 @@ ENVIRONMENTS = Registry(
     shipped={
         "question": "treadle.environments.question.kind:QuestionType",
         "planning": "treadle.environments.planning.kind:PlanningType",
+        "ledger": "treadle.environments.ledger.environment:Ledger",
     },
     settings_of=lambda found, place: _type_of(found, place).settings,
 )
