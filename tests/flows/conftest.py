@@ -87,7 +87,8 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHo
     with contextlib.ExitStack() as stack:
         stack.enter_context(process(server, "prefect", "server", "start", "--port", str(port)))
         wait_until(lambda: answers(f"{url}/health"), "the Prefect server", home / "prefect-server.log")
-        checked(server.run("prefect", "work-pool", "create", "local-process", "--type", "process"))
+        pool = {"name": "local-process", "type": "process", "base_job_template": {}}
+        ask("POST", f"{url}/work_pools/", pool)
         checked(server.run("prefect", "--no-prompt", "deploy", *(part for name in USED for part in ("--name", name))))
         stack.enter_context(process(server, "prefect", "worker", "start", "--pool", "local-process"))
         yield server

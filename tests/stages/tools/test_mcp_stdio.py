@@ -1,4 +1,4 @@
-"""MCP servers over stdio in the sandbox: one of the official package, and one whose tools misbehave."""
+"""MCP servers over stdio in the sandbox: one of the official package, and one whose tools misbehave or look around."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_server_sees_neither_network_nor_home_nor_environment(monkeypatc
     monkeypatch.setenv("SOME_SECRET", "kept-from-servers")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        async with episode(env=[f"PORT={port}", f"SEEN={Path.cwd() / 'pyproject.toml'}"]) as tools:
+        async with episode(server=BARE, env=[f"PORT={port}", f"SEEN={Path.cwd() / 'pyproject.toml'}"]) as tools:
             closed = (await call(tools, "look")).text
     assert "network connected" not in closed
     assert "seen []" in closed
@@ -140,7 +140,7 @@ async def test_network_read_and_env_open_a_server(monkeypatch: pytest.MonkeyPatc
     seen.write_text("x")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         env = [f"PORT={listening.getsockname()[1]}", "SOME_SECRET", f"SEEN={seen}"]
-        settings = settings_for(env=env, network=True, read=[str(SERVER), str(seen)])
+        settings = settings_for(BARE, env=env, network=True, read=[str(BARE), str(seen)])
         async with settings.source("desk", ToolResources()) as source:
             tools = await source.episode(TASK, 0)
             text = (await call(tools, "look")).text

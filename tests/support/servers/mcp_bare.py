@@ -1,4 +1,4 @@
-"""A server of tools that misbehave, over stdio and without the official package, which takes seconds to import.
+"""A server of tools that misbehave or look around, over stdio, without the official package, which is slow to import.
 
 It keeps to itself: it imports nothing of Treadle, so that it can run in the sandbox.
 """
@@ -6,11 +6,14 @@ It keeps to itself: it imports nothing of Treadle, so that it can run in the san
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+calls = 0
 
 
 def say(message: dict[str, Any]) -> None:
@@ -29,6 +32,17 @@ def add(a: int = 0, b: int = 0) -> str:
     return str(a + b)
 
 
+def count() -> str:
+    """Count the calls of this process."""
+    global calls
+    calls += 1
+    nonce = os.urandom(4).hex()
+    if log := os.environ.get("CALL_LOG"):
+        with open(log, "a") as file:
+            file.write(f"{nonce}\n")
+    return f"process {os.getpid()} call {calls} nonce {nonce}"
+
+
 def fail() -> str:
     """Fail."""
     raise ValueError("the printer is out of paper")
@@ -44,8 +58,12 @@ def stop() -> str:
     return ""
 
 
-def die() -> None:
-    """End the process."""
+def die() -> str:
+    """End the process, but only once if the environment names a file for that."""
+    if died := os.environ.get("DIED"):
+        if Path(died).exists():
+            return "alive"
+        Path(died).touch()
     print("no paper left", file=sys.stderr, flush=True)
     os._exit(3)
 
@@ -87,10 +105,59 @@ def hold_memory() -> str:
     return str(len(held))
 
 
+def spread() -> str:
+    """Start processes and fill memory by files, as far as that is possible within reason."""
+    children: list[int] = []
+    said = "processes started"
+    try:
+        while len(children) < 400:
+            if not (pid := os.fork()):
+                signal.pause()
+            children.append(pid)
+    except OSError:
+        said = "processes refused"
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    try:
+        with open("/dev/shm/file", "wb") as file:
+            for _ in range(80):
+                file.write(bytes(1 << 20))
+        said += ", /dev/shm written"
+    except OSError:
+        said += ", /dev/shm full"
+    try:
+        Path("/dev/file").touch()
+        said += ", /dev written"
+    except OSError:
+        said += ", /dev refused"
+    return said
+
+
+def look() -> str:
+    """Tell what can be seen."""
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        try:
+            probe.connect(("127.0.0.1", int(os.environ.get("PORT", "9"))))
+            network = "connected"
+        except OSError as error:
+            network = type(error).__name__
+    seen = [path for path in ("/etc/passwd", "/home", os.environ.get("SEEN", "/root/.ssh")) if Path(path).exists()]
+    names = ",".join(sorted(os.environ))
+    try:
+        Path("/usr/x").write_text("x")
+        written = "written"
+    except OSError:
+        written = "read-only"
+    return f"uid {os.getuid()} network {network} seen {seen} names {names} usr {written} pid {os.getpid()}"
+
+
 TOOLS: dict[str, Callable[..., str | None]] = {
     tool.__name__: tool
     for tool in (
-        add, fail, hang, stop, die, kill, garbage, flood_output, flood_errors, long_line, close_output, hold_memory,
+        add, count, fail, hang, stop, die, kill, garbage, flood_output, flood_errors, long_line, close_output,
+        hold_memory, spread, look,
     )
 }  # fmt: skip
 
