@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
 import pytest
 from support.environments.served_environment import served
 from support.environments.strict_client import Refused
@@ -11,6 +12,7 @@ from support.environments.strict_client import Refused
 from treadle.environments.ledger.assignment import Assignment
 from treadle.environments.ledger.environment import solution_text
 from treadle.environments.registry import ENVIRONMENTS, environment_type
+from treadle.environments.service.wire import Envelope
 
 LEDGER = ENVIRONMENTS.parse("ledger")
 
@@ -100,10 +102,12 @@ async def test_dropped_reply_is_refused_and_never_acted_again() -> None:
 
 
 async def test_repeated_create_returns_the_instance_of_the_first() -> None:
-    async with served("ledger") as (client, _):
+    async with served("ledger") as (client, service):
         (task_id, *_) = await client.profile()
-        first, *others = await asyncio.gather(*(client.create(task_id, request_id="made") for _ in range(4)))
-        assert others == [first] * 3 and await client.create(task_id, request_id="made") == first
+        envelope = Envelope(task_id=task_id, request_id="made")
+        replies = await asyncio.gather(*(service.create(envelope) for _ in range(4)))
+        first = await client.create(task_id, request_id="made")
+        assert [orjson.loads(reply.body)["data"] for reply in replies] == [first] * 4
         assert list(await client.instances()) == [first["info"]["instance_id"]]
 
 
