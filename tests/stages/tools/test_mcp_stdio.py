@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sandbox import mcp_bare
 from support.sandbox.sandbox_users import TESTS, USERS, user_command
-from support.servers import mcp_bare, mcp_desk
+from support.servers import mcp_desk
 from support.sweep import sampled
 
 from treadle.agent.sandbox import server_process
