@@ -79,7 +79,8 @@ class PlanningSettings(EnvironmentSettings):
     max_total_calls: int | None = Field(default=None, ge=0)
     """Most executed calls per rollout over all tools; none means that only the limits of each tool apply."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Most generation calls per rollout; none means 25 for `web` and `all`, else 8. Before the last one a notice says
+    """Most generation calls per rollout; none means 25 for `web` and `all`, else 8, as in training; AFM
+    answers with up to 36 in its evaluation on the web. Before the last one a notice says
     that only an answer is accepted; its calls are not run."""
     rollout_time_s: float = Field(default=3600.0, gt=0)
     """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
