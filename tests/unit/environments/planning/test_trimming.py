@@ -114,6 +114,10 @@ def test_every_sampled_id_is_trained_once_behind_what_the_model_saw(
         assert not ends or ends[-1] == len(stored["ids"])
 
 
+def prompts_of(made: Trajectory) -> list[list[int]]:
+    return [[*one.prompt_ids, *one.ids[:start]] for one in made.samples for start in one.turn_starts]
+
+
 class Units(dict[str, bytes]):
     """Cache of one rollout."""
 
@@ -137,6 +141,8 @@ def test_a_resumed_rollout_shows_what_it_showed_before_whatever_the_window_is_no
     assert len(wider.samples) == num_trims + 1 and wider.text == undisturbed.text
     done = [one.prompt_ids for one in wider.samples]
     assert done == [one.prompt_ids for one in undisturbed.samples[: num_trims + 1]]
+    narrower = played(Model(texts[said:], tokenizer), 860, cache=Units(kept))
+    assert prompts_of(narrower)[:said] == prompts_of(undisturbed)[:said]
 
 
 @pytest.mark.parametrize("over_chat", [False, True])
