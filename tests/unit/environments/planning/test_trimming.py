@@ -155,6 +155,19 @@ def test_without_ids_requests_are_trimmed_by_estimates(over_chat: bool) -> None:
     assert "fact0" not in last and "fact7" in last and last.count("<plan>") == 1
 
 
+def test_a_trimmed_conversation_has_no_two_messages_of_one_role_in_a_row() -> None:
+    seen = set()
+    for window in range(300, 420, 10):
+        texts = [asking(number) for number in range(4)]
+        model = Model([*texts, *(f"<think>x</think><crawl_page>u{one}</crawl_page>" for one in range(4)), ANSWER])
+        played(model, window, over_chat=True, reserve=60)
+        for messages in model.saw:
+            roles = [message["role"] for message in messages]
+            assert all(one != other for one, other in zip(roles, roles[1:], strict=False))
+            seen.add("fact" in messages[0]["content"])
+    assert seen == {True, False}, "some context begins with a result"
+
+
 @pytest.mark.parametrize(("written", "note"), [("{} of 40", REPEATED), ("{}  of 40", DUPLICATE)])
 def test_a_search_whose_result_was_left_out_may_be_made_again(written: str, note: str) -> None:
     tokenizer, search = load("qwen"), Search()
