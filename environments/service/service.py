@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from treadle.core.errors import ConfigError, EngineError
+from treadle.core.gather import gather_or_cancel
 from treadle.environments.service.errors import (
     EnvironmentFailed,
     NotActed,
@@ -46,8 +47,7 @@ class EnvironmentService:
 
     async def open(self) -> None:
         """Load the environments. Raises as `ServedKind.open`."""
-        for kind in self._kinds.values():
-            await kind.open()
+        await gather_or_cancel([kind.open() for kind in self._kinds.values()])
 
     async def close(self) -> None:
         """End all instances and processes."""
