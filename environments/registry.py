@@ -107,6 +107,7 @@ ENVIRONMENTS = Registry(
     shipped={
         "question": "treadle.environments.question.kind:QuestionType",
         "planning": "treadle.environments.planning.kind:PlanningType",
+        "bfcl": "treadle.environments.bfcl.kind:BfclType",
     },
     settings_of=lambda found, place: _type_of(found, place).settings,
 )

@@ -108,6 +108,7 @@ FIXED = {
     "TutorServer.type", "VllmServer.type", "SourceSettings.from",
     "QuestionSettings.type", "QuestionSettings.code_file", "QuestionSettings.code_sha256",
     "PlanningSettings.type", "PlanningSettings.code_file", "PlanningSettings.code_sha256",
+    "BfclSettings.type", "BfclSettings.code_file", "BfclSettings.code_sha256", "BfclSettings.tools",
     "HttpToolSettings.type", "HttpToolSettings.code_file", "HttpToolSettings.code_sha256",
     "McpSettings.type", "McpSettings.code_file", "McpSettings.code_sha256",
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
@@ -190,6 +191,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "PlanningSearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
     "PlanningCrawlSettings.summarizer": ("near",),
     "PlanningSettings.roles": ({},),
+    "BfclSettings.roles": ({},),
     "PlanningSettings.tools": ({},),
     "SearchSettings.route": ("web",),
     "SearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
@@ -390,7 +392,13 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "flow": with_tools["flow"],
     }
     planning_apart = {**planning, "environment": {"type": "planning", **apart["environment"]}}
-    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact)
+    played = {
+        "models": {"near": near},
+        "questions": {"sources": [{"from": "environment"}]},
+        "environment": {"type": "bfcl", "roles": {"host": {"model": "near"}}},
+        "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near"]},
+    }
+    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact, played)
     return [load_config(TreadleConfig, data=data) for data in trees]
 
 
