@@ -7,23 +7,21 @@ same requests, ids are text, and `contents` is the document as indexed.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
-import orjson
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi_offline import FastAPIOffline
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from treadle.core.untrusted.origin_guard import OriginGuard
 from treadle.retriever.index import Index, Ranking
 from treadle.retriever.service.config import ServiceSettings
 from treadle.retriever.service.http import OtherApi, body_of, json_response, read_request, respond
+from treadle.retriever.service.listening import TokenGuard
 from treadle.retriever.service.retrieve import RetrieveRequest, retrieve
 from treadle.retriever.service.searches import HealthReport, RetrievalService
 
@@ -32,7 +30,6 @@ _log = logging.getLogger(__name__)
 BLANK_QUERY = "Query content cannot be empty"
 DEFAULT_TOP_N = 10
 _OF_AFM = OtherApi("q", "this is a request of AFM's web search; start the service with --api afm, or send 'query'")
-_OPEN_PATHS = frozenset({"/health"})
 
 
 class _Options(BaseModel):
@@ -76,25 +73,6 @@ class ServiceExtension(Protocol):
         ...
 
 
-class TokenGuard:
-    """A middleware that answers 401 to requests without the token; `/health` is open to all."""
-
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app = app
-        self._expected = f"Bearer {token}".encode() if token else None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
-        if self._expected is None or scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
-            return await self._app(scope, receive, send)
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if hmac.compare_digest(given, self._expected):
-            return await self._app(scope, receive, send)
-        body = orjson.dumps({"detail": "send the service's token as 'Authorization: Bearer ...'"})
-        refusal = Response(body, 401, {"WWW-Authenticate": "Bearer"}, "application/json")
-        await refusal(scope, receive, send)
-
-
 def make_app(
     settings: ServiceSettings, load: Callable[[], Awaitable[Index]], extension: ServiceExtension | None = None
 ) -> FastAPI:
@@ -129,7 +107,7 @@ def make_app(
         redoc_url=None,
     )
     app.state.on_failure = lambda error: None
-    app.add_middleware(TokenGuard, token=token)
+    app.add_middleware(TokenGuard, token=token, open_path="/health")
     if token is None:
         # Without a token, any local caller has access, so pages in the user's browser must be kept out.
         app.add_middleware(OriginGuard, name="retrieval service")

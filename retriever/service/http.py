@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 if TYPE_CHECKING:
-    from treadle.retriever.service.config import ServiceSettings
+    from treadle.retriever.service.config import ListenSettings
     from treadle.retriever.service.metrics import Metrics
 
 _CLIENT_CLOSED = 499
@@ -42,7 +42,7 @@ class OtherApi:
 
 
 async def read_request(
-    settings: ServiceSettings,
+    settings: ListenSettings,
     request: Request,
     model: type[T_Request],
     other: OtherApi | None = None,
@@ -64,7 +64,7 @@ async def read_request(
         raise HTTPException(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
 
 
-async def read_json(settings: ServiceSettings, request: Request) -> bytes:
+async def read_json(settings: ListenSettings, request: Request) -> bytes:
     """Return the body of a request that is declared as JSON; raise HTTPException if it does not arrive."""
     require_json(request)
     try:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import socket
 from collections.abc import Callable
 
 import uvicorn
 
-from treadle.core.errors import ConfigError
 from treadle.retriever.index import Index
 from treadle.retriever.service.app import ServiceExtension, make_app
 from treadle.retriever.service.config import ServiceSettings
-
-_KEEP_ALIVE_S = 75
-"""Longer than an agent's pause between two searches, so that its connection stays open."""
+from treadle.retriever.service.listening import KEEP_ALIVE_S, listen, url_of
 
 
 def serve(
@@ -46,7 +42,7 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.shutdown_s,
     )
     server = uvicorn.Server(config)
@@ -56,20 +52,8 @@ def serve(
         server.should_exit = True
 
     app.state.on_failure = fail
-    with _listen(settings) as listener:
-        host, port = listener.getsockname()[:2]
-        on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    with listen(settings) as listener:
+        on_listening(url_of(listener))
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
-
-
-def _listen(settings: ServiceSettings) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        raise ConfigError(
-            f"cannot listen on {where}: {error.strerror or error}; choose another --host or --port"
-        ) from error

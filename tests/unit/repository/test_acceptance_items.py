@@ -8,6 +8,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2]
 NUM_ITEMS = {"flywheel": 32, "pareto": 34, "evaluation": 30, "planning": 30}
+UNDER_WAY = {"service": 30}
+"""Specifications of which a part is implemented: their items may be marked, and need not be yet."""
 ALWAYS_RUN = ("unit", "stages", "flows")
 """Folders whose tests need nothing that a machine may lack."""
 OPTIONAL = ("skip", "sweep")
@@ -50,7 +52,8 @@ def test_every_acceptance_item_is_covered_by_a_test_that_always_runs() -> None:
     files = [path for folder in ALWAYS_RUN for path in (TESTS / folder).rglob("test_*.py")]
     found = {item for path in files for item in marked(path.read_bytes())}
     assert sorted(asked - found) == [], "no test shows these items"
-    assert sorted(found - asked) == [], "no specification has these items"
+    known = asked | {f"{name}-{number}" for name, count in UNDER_WAY.items() for number in range(1, count + 1)}
+    assert sorted(found - known) == [], "no specification has these items"
 
 
 def test_a_mark_on_a_skippable_test_does_not_count() -> None:

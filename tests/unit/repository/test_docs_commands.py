@@ -36,7 +36,6 @@ ELSEWHERE_FILES = {
         "evaluation/src/prompt_manager.py",
         "evaluation/src/llm_evaluator_sds.py",
         "evaluation/src/metrics.py",
-        "radar/prompts.py",
         "radar/run.py",
     },
     "docs/guides/operators.md": {"second_look.py"},

@@ -1,0 +1,1 @@
+"""A toy environment: accounts and orders behind a small API."""

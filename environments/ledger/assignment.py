@@ -1,0 +1,135 @@
+"""Make the tasks of the ledger from seeds, and say how far a book fulfils them.
+
+A task is a text, the state that it asks for, and the calls of one solution, three to six of them with the last one,
+which hands the task in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.environments.ledger.book import Account, Book
+
+SUBMIT = "submit"
+"""Name of the call that ends an episode; its only argument is `answer`."""
+_SIDE_EFFECT_FACTOR = 0.5
+
+GoldCall = tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A task on the book of the same seed.
+
+    Attributes:
+        text: What the agent is asked to do.
+        answer: What it has to submit; None if only the book counts.
+        solution: Calls that fulfil it, as names and arguments.
+    """
+
+    seed: int
+    text: str
+    answer: int | None
+    solution: Sequence[GoldCall]
+
+    @classmethod
+    def make(cls, seed: int) -> Assignment:
+        """Return the task of a seed."""
+        draw = random.Random(f"assignment {seed}")
+        return draw.choice(_TEMPLATES)(seed, Book.make(seed), draw)
+
+    def score(self, book: Book, answer: object) -> float:
+        """Return the share of what was asked that is done, from 0 to 1; 1 only if nothing else was changed.
+
+        Each order and account that the solution changes counts, and the answer. Other changes halve the score.
+        """
+        before, after = _facts(Book.make(self.seed)), _facts(self._solved())
+        now = _facts(book)
+        wanted = [name for name in after if after[name] != before[name]]
+        reached = sum(now[name] == after[name] for name in wanted)
+        total = len(wanted)
+        if self.answer is not None:
+            total += 1
+            reached += answer == self.answer and not isinstance(answer, bool)
+        elsewhere = any(now[name] != before[name] for name in now if name not in wanted)
+        return reached / total * (_SIDE_EFFECT_FACTOR if elsewhere else 1.0)
+
+    def _solved(self) -> Book:
+        book = Book.make(self.seed)
+        for name, arguments in self.solution:
+            if name != SUBMIT:
+                book.call(name, arguments)
+        return book
+
+
+def _facts(book: Book) -> dict[str, object]:
+    balances: dict[str, object] = {account.id: account.balance for account in book.accounts.values()}
+    return balances | {order.id: order.status for order in book.orders.values()}
+
+
+def _two_accounts(book: Book, draw: random.Random) -> tuple[Account, Account]:
+    first, second = draw.sample(sorted(book.accounts), 2)
+    return book.accounts[first], book.accounts[second]
+
+
+def _look_up(account: Account) -> list[GoldCall]:
+    return [("find_account", {"holder": account.holder}), ("list_orders", {"account": account.id})]
+
+
+def _pay_cheapest(seed: int, book: Book, draw: random.Random) -> Assignment:
+    account, _ = _two_accounts(book, draw)
+    order = min(book.orders_of(account.id, "open"), key=lambda order: (order.amount, order.id))
+    text = (
+        f"Pay the cheapest open order of {account.holder}; of equally cheap ones the first listed. "
+        "Then submit the account's new balance in cents."
+    )
+    left = account.balance - order.amount
+    calls = [*_look_up(account), ("pay_order", {"order": order.id}), (SUBMIT, {"answer": left})]
+    return Assignment(seed, text, left, calls)
+
+
+def _sum_open(seed: int, book: Book, draw: random.Random) -> Assignment:
+    account, _ = _two_accounts(book, draw)
+    total = sum(order.amount for order in book.orders_of(account.id, "open"))
+    text = f"Submit the total of {account.holder}'s open orders in cents. Change nothing."
+    return Assignment(seed, text, total, [*_look_up(account), (SUBMIT, {"answer": total})])
+
+
+def _cover(seed: int, book: Book, draw: random.Random) -> Assignment:
+    giver, owner = _two_accounts(book, draw)
+    order = max(book.orders_of(owner.id, "open"), key=lambda order: (order.amount, order.id))
+    text = (
+        f"{giver.holder} pays for {owner.holder}: transfer the amount of {owner.holder}'s dearest open order from "
+        f"{giver.holder}'s account to {owner.holder}'s, pay that order, and submit the amount in cents."
+    )
+    if [one.amount for one in book.orders_of(owner.id, "open")].count(order.amount) > 1:
+        return _sum_open(seed, book, draw)  # two orders are the dearest
+    calls: list[GoldCall] = [
+        ("find_account", {"holder": giver.holder}),
+        *_look_up(owner),
+        ("transfer", {"source": giver.id, "target": owner.id, "amount": order.amount}),
+        ("pay_order", {"order": order.id}),
+        (SUBMIT, {"answer": order.amount}),
+    ]
+    return Assignment(seed, text, order.amount, calls)
+
+
+def _cancel_small(seed: int, book: Book, draw: random.Random) -> Assignment:
+    account, _ = _two_accounts(book, draw)
+    first, second = sorted(book.orders_of(account.id, "open"), key=lambda order: (order.amount, order.id))[:2]
+    if sum(order.amount <= second.amount for order in book.orders_of(account.id, "open")) > 2:
+        return _sum_open(seed, book, draw)  # more than two are the cheapest
+    text = f"Cancel the two cheapest open orders of {account.holder}, and submit 2."
+    cancelled: list[GoldCall] = [("cancel_order", {"order": order.id}) for order in (first, second)]
+    return Assignment(seed, text, 2, [*_look_up(account), *cancelled, (SUBMIT, {"answer": 2})])
+
+
+_TEMPLATES: Sequence[Callable[[int, Book, random.Random], Assignment]] = (
+    _pay_cheapest,
+    _sum_open,
+    _cover,
+    _cancel_small,
+)

@@ -1,0 +1,1 @@
+"""Serve environments over HTTP, and use environments that others serve."""

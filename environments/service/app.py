@@ -1,0 +1,138 @@
+"""Define the routes of the environment service; docs/behaviour/environment-service.md specifies them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi_offline import FastAPIOffline
+from pydantic import BaseModel, ValidationError
+
+from treadle.core.untrusted.origin_guard import OriginGuard
+from treadle.environments.service import wire
+from treadle.environments.service.errors import ServiceError
+from treadle.environments.service.instances import Reply
+from treadle.environments.service.service import EnvironmentService
+from treadle.environments.service.wire import Envelope
+from treadle.retriever.service.http import body_of, json_response, read_json
+from treadle.retriever.service.listening import NO_TOKEN, TokenGuard
+
+_log = logging.getLogger(__name__)
+
+HEALTH_PATH = "/healthz"
+_RETRY_AFTER_S = "1"
+
+Handler = Callable[[Envelope], Awaitable[Reply]]
+
+
+def make_app(service: EnvironmentService) -> FastAPI:
+    """Create the application over an open service, whose idle instances are ended as long as it runs.
+
+    Raises ConfigError if a token is required and missing.
+    """
+    token = service.settings.token()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        reaping = asyncio.create_task(service.reap())
+        try:
+            yield
+        finally:
+            reaping.cancel()
+            await asyncio.gather(reaping, return_exceptions=True)
+
+    app = FastAPIOffline(
+        title="Treadle environments",
+        summary="Instances of environments, as AgentEvolver's clients use them.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    refusal = {"success": False, "error": {"code": "unauthorized", "message": NO_TOKEN, "retryable": False}}
+    app.add_middleware(TokenGuard, token=token, open_path=HEALTH_PATH, refusal=refusal)
+    if token is None:
+        # Without a token, any local caller has access, so pages in the user's browser must be kept out.
+        app.add_middleware(OriginGuard, name="environment service")
+    _add_reading(app, service)
+    _add_calls(app, service)
+    return app
+
+
+def _add_reading(app: FastAPI, service: EnvironmentService) -> None:
+    @app.get(HEALTH_PATH)
+    async def health() -> Response:
+        """Answer OK while calls are accepted."""
+        if service.is_draining:
+            return Response("stopping", 503, media_type="text/plain")
+        return Response("OK", media_type="text/plain")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Return counters for Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/instances")
+    async def instances() -> Response:
+        """Return facts about all live instances."""
+        return json_response(service.listing())
+
+
+def _add_calls(app: FastAPI, service: EnvironmentService) -> None:
+    def add(path: str, handler: Handler, reply: type[BaseModel], told: str) -> None:
+        async def route(request: Request) -> Response:
+            return await _respond(service, path, request, handler)
+
+        app.post(
+            path,
+            name=path[1:],
+            description=told,
+            response_model=reply,
+            responses={
+                status: {"model": wire.ErrorReply} for status in (400, 404, 409, 413, 415, 422, 429, 500, 503, 504)
+            },
+            openapi_extra=body_of(Envelope),
+        )(route)
+
+    def call(op: str) -> Handler:
+        return lambda envelope: service.call(op, envelope)
+
+    add("/get_env_profile", service.profile, wire.TaskIdsReply, "Return the ids of the tasks of `params.split`.")
+    add("/create", service.create, wire.StateReply, "Create an instance for `task_id`; return its first state.")
+    add("/step", call("step"), wire.StateReply, "Act: `messages` is the model's message. Return the next state.")
+    add("/evaluate", call("evaluate"), wire.ScoreReply, "Return a score from 0 to 1; with `params.sparse` 0 or 1.")
+    add("/get_info", call("get_info"), wire.InfoReply, "Return a description of the tools.")
+    add("/release", service.release, wire.ReleaseReply, "End an instance.")
+
+
+async def _respond(service: EnvironmentService, path: str, request: Request, handler: Handler) -> Response:
+    try:
+        if service.is_draining:
+            raise ServiceError("shutting_down", "the service is stopping")
+        reply = await handler(await _envelope(service, request))
+    except ServiceError as refused:
+        reply = Reply(refused.status, orjson.dumps(refused.as_json()))
+    except Exception:  # noqa: BLE001 - the last resort: no traceback on the wire
+        _log.exception("%s failed", path)
+        broken = ServiceError("internal", "this is a bug in Treadle; the service's log has the error")
+        reply = Reply(broken.status, orjson.dumps(broken.as_json()))
+    service.metrics.requests.labels(path, reply.status).inc()
+    headers = {"Retry-After": _RETRY_AFTER_S} if reply.status in (429, 503) else None
+    return Response(reply.body, reply.status, headers, "application/json")
+
+
+async def _envelope(service: EnvironmentService, request: Request) -> Envelope:
+    """Return the body of a request. Raises ServiceError if it is none."""
+    try:
+        return Envelope.model_validate_json(await read_json(service.settings, request))
+    except HTTPException as refused:
+        raise ServiceError("bad_request", str(refused.detail), status=refused.status_code) from None
+    except ValidationError as error:
+        first: dict[str, Any] = dict(error.errors(include_url=False, include_context=False, include_input=False)[0])
+        if first["type"] == "json_invalid":
+            raise ServiceError("bad_request", "the body is not JSON") from None
+        place = ".".join(map(str, first["loc"])) or "the body"
+        raise ServiceError("bad_request", f"{place}: {first['msg']}", status=422) from None

@@ -1,0 +1,99 @@
+"""Hold instances in the service's own process, and define what it asks of those in others."""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from treadle.agent.contract import Task
+from treadle.environments.service.hosting import EnvironmentHost, HeldInstance, TaskRow
+from treadle.environments.service.worker import act
+
+T = TypeVar("T")
+
+MAX_CPU_S = 0.05
+"""Most processor time that a call may take in the service's own process, which serves all others meanwhile."""
+
+
+class Backend(Protocol):
+    """Where an instance lives. `start` comes first; calls come one at a time; a cancelled one is followed by `kill`."""
+
+    @property
+    def pid(self) -> int | None:
+        """Id of its process; None if it has none of its own."""
+        ...
+
+    async def start(self, params: Mapping[str, Any]) -> Any:
+        """Begin; return the first state. Raises what a call raises, OSError and EngineError."""
+        ...
+
+    async def call(self, op: str, messages: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
+        """Carry out `step`, `evaluate` or `get_info`. Raises WorkerGone, RequestUnfit and any error of the environment.
+
+        Those of another process are EnvironmentFailed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let the instance release what it holds, however long that takes, and end it."""
+        ...
+
+    async def kill(self) -> None:
+        """End the instance, whatever it does."""
+        ...
+
+
+class LocalInstance:
+    """Instance in the service's own process; see `Backend`."""
+
+    __slots__ = ("_held", "_on_cpu")
+
+    def __init__(self, host: EnvironmentHost, task: TaskRow, instance_id: str, on_cpu: Callable[[float], None]) -> None:
+        """Make it; `on_cpu` gets the processor time of each call in seconds."""
+        self._held: HeldInstance = host.instance(Task.from_row(task), instance_id)
+        self._on_cpu = on_cpu
+
+    @property
+    def pid(self) -> None:
+        """None: the process is that of the service."""
+        return None
+
+    async def start(self, params: Mapping[str, Any]) -> Any:
+        """See `Backend`."""
+        return await measured(self._held.start(params), self._on_cpu)
+
+    async def call(self, op: str, messages: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
+        """See `Backend`."""
+        return await measured(act(self._held, op, messages, params), self._on_cpu)
+
+    async def close(self) -> None:
+        """See `Backend`."""
+        await self._held.close()
+
+    async def kill(self) -> None:
+        """Do nothing: the cancelled call was all of it that ran."""
+
+
+@types.coroutine
+def measured(work: Coroutine[Any, Any, T], on_cpu: Callable[[float], None]) -> Generator[Any, Any, T]:
+    """Await a coroutine, and tell how much processor time its own steps took, without the time that it waited."""
+    spent_s, error = 0.0, None
+    try:
+        while True:
+            began = time.thread_time()
+            try:
+                waits_for = work.send(None) if error is None else work.throw(error)
+            except StopIteration as stop:
+                value: T = stop.value
+                return value
+            finally:
+                spent_s += time.thread_time() - began
+            error = None
+            try:
+                yield waits_for
+            except BaseException as thrown:  # noqa: BLE001 - a cancellation belongs to the coroutine
+                error = thrown
+    finally:
+        on_cpu(spent_s)

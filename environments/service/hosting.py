@@ -1,0 +1,47 @@
+"""Define what the service asks of an environment that it holds, in its own process or in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from treadle.agent.contract import Task
+
+TaskRow = Mapping[str, Any]
+"""A task as a row that `Task.from_row` reads; hidden parts included."""
+
+
+class HeldInstance(Protocol):
+    """One episode behind the interface. Calls come one at a time."""
+
+    async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin; return the first state."""
+        ...
+
+    async def step(self, action: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        """Act; return the next state. Raises RequestUnfit for an action that cannot be taken."""
+        ...
+
+    async def evaluate(self, params: Mapping[str, Any]) -> float:
+        """Return how good the episode is, from 0 to 1."""
+        ...
+
+    async def get_info(self, params: Mapping[str, Any]) -> Any:
+        """Return a description of the tools."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the instance holds."""
+        ...
+
+
+class EnvironmentHost(Protocol):
+    """An open environment."""
+
+    async def tasks(self, split: str, seed: int) -> list[TaskRow]:
+        """Return the tasks of a split."""
+        ...
+
+    def instance(self, task: Task, instance_id: str) -> HeldInstance:
+        """Return a new instance for a task; nothing of it has begun."""
+        ...

@@ -1,0 +1,45 @@
+"""Define the settings of the environment service."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from treadle.core.config import Section
+from treadle.environments.registry import AnyEnvironment
+from treadle.retriever.service.config import ListenSettings
+
+
+class EnvironmentServiceSettings(ListenSettings):
+    """Address, capacity and limits of the environment service."""
+
+    port: int = Field(default=8080, ge=0, le=65_535)
+    """Port to listen on; 0 picks a free one."""
+    max_instances: int = Field(default=4_096, ge=1)
+    """Most live instances; one more is refused with status 429."""
+    max_processes: int = Field(default=256, ge=1)
+    """Most processes of instances, for types that need one each; one more is refused with status 429."""
+    call_timeout_s: float = Field(default=120.0, gt=0)
+    """Time limit of one call, unless its `params.timeout_s` says another; the instance is then lost."""
+    max_call_timeout_s: float = Field(default=3_600.0, gt=0)
+    """Most that `params.timeout_s` may say."""
+    idle_timeout_s: float = Field(default=3_600.0, gt=0)
+    """Instances that were not called for so long are released."""
+    sweep_interval_s: float = Field(default=300.0, gt=0)
+    """Time between two looks for idle instances."""
+    close_timeout_s: float = Field(default=5.0, ge=0)
+    """Time that an instance gets to close by itself; then it is killed."""
+    drain_s: float = Field(default=10.0, ge=0)
+    """Time that calls in flight get to end when the service is stopped; then all instances are released."""
+    kept_reply_bytes: int = Field(default=32_768, ge=0)
+    """Most bytes of replies that an instance keeps for repeated requests, besides the last reply."""
+    max_body_bytes: int = Field(default=8_000_000, ge=1)
+    """Maximum size of a request in bytes."""
+
+
+class EnvironmentServiceConfig(Section):
+    """The configuration file of `treadle environment serve`."""
+
+    service: EnvironmentServiceSettings = EnvironmentServiceSettings()
+    """Address and limits of the service."""
+    environments: dict[str, AnyEnvironment] = {}
+    """Environments by the name that callers send as `env_type`."""

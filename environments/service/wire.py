@@ -1,0 +1,163 @@
+"""Define the bodies that go over the wire; docs/behaviour/environment-service.md specifies them.
+
+The server checks with these models what environments return; they are the schemas of its OpenAPI page.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class Envelope(BaseModel):
+    """The body of every POST; which fields a route needs is in its description."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    env_type: str | None = None
+    """Type of environment; none means the first one that is served."""
+    task_id: str | None = None
+    instance_id: Identifier | None = None
+    messages: dict[str, Any] = {}
+    """The action: `{"role": "assistant", "content": text, "tool_calls": [...]}`."""
+    params: dict[str, Any] = {}
+    request_id: Identifier | None = None
+    """A repeated step or create with the id of an earlier one gets its stored reply, and is not acted again."""
+
+
+class ToolCall(BaseModel):
+    """A call of a tool, with its result in replies of the service."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str = ""
+    index: int = 0
+    type: str = "function"
+    name: str
+    arguments: str = "{}"
+    """Arguments as JSON text."""
+    result: str = ""
+
+
+class ActionCall(BaseModel):
+    """A call in an action: in the form of this interface, or with `function` as chat services send it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str = ""
+    name: str = ""
+    arguments: str | dict[str, Any] = "{}"
+    function: ActionFunction | None = None
+
+
+class ActionFunction(BaseModel):
+    """Name and arguments of a call as chat services send it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class Action(BaseModel):
+    """What the model did: `messages` of a step."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["assistant"]
+    content: str | None = None
+    tool_calls: list[ActionCall] | None = None
+
+
+class WireMessage(BaseModel):
+    """One message."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "user", "tool", "assistant"]
+    content: str
+    tool_calls: list[ToolCall] | None = None
+
+
+class State(BaseModel):
+    """State of an instance: the system message and the user's after `create`, one message after `step`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: list[WireMessage]
+    reward: FiniteFloat
+    is_terminated: bool
+    info: dict[str, JsonValue]
+
+
+class StateReply(BaseModel):
+    """Reply of `create` and `step`."""
+
+    success: Literal[True] = True
+    data: State
+
+
+class TaskIdsReply(BaseModel):
+    """Reply of `get_env_profile`."""
+
+    success: Literal[True] = True
+    data: list[str]
+
+
+class ScoreReply(BaseModel):
+    """Reply of `evaluate`."""
+
+    success: Literal[True] = True
+    data: Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+class InfoReply(BaseModel):
+    """Reply of `get_info`."""
+
+    success: Literal[True] = True
+    data: JsonValue
+
+
+class ReleaseReply(BaseModel):
+    """Reply of `release`; `success` is false for an unknown instance."""
+
+    success: bool
+    data: None = None
+
+
+class ErrorBody(BaseModel):
+    """What went wrong."""
+
+    code: str
+    message: str
+    retryable: bool
+
+
+class ErrorReply(BaseModel):
+    """Reply of every status from 400."""
+
+    success: Literal[False] = False
+    error: ErrorBody
+
+
+def checked_state(value: Any, *, is_first: bool) -> dict[str, Any]:
+    """Return a state that an environment made, if it fits the interface. Raises ValueError.
+
+    `is_first` says that it is that of `create`, with the system message and the user's; else it has one message.
+    """
+    state = State.model_validate(value)
+    roles = [message.role for message in state.state]
+    if is_first and roles != ["system", "user"]:
+        raise ValueError(f"the first state must have a system and a user message; it has {', '.join(roles) or 'none'}")
+    if not is_first and len(roles) != 1:
+        raise ValueError(f"the state after a step must have one message; it has {len(roles)}")
+    found: dict[str, Any] = value
+    return found
+
+
+def checked_score(value: Any) -> float:
+    """Return a score from 0 to 1 that an environment gave. Raises ValueError."""
+    return ScoreReply(data=value).data
