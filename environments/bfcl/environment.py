@@ -40,7 +40,8 @@ class Bfcl(Environment):
             rows = [(name, text) for name, text in found if name.rpartition("_")[0] == f"multi_turn_{category}"]
             num_train = int(settings.train_share * len(rows))
             for name, text in rows[:num_train] if split == "train" else rows[num_train:]:
-                yield {"question": text, "payload": {"id": name}, "dataset": f"bfcl-{category.replace('_', '-')}"}
+                dataset = f"bfcl-{category.replace('_', '-')}"
+                yield {"id": name, "question": text, "payload": {"id": name}, "dataset": dataset}
 
     _worker: Worker | None = None
 
