@@ -85,13 +85,14 @@ test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factor
 parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity
 
-interop: $(INSTALLED) ## llama.cpp's own server with the embedded model (the first use downloads 68 MB into the cache)
+interop: $(INSTALLED) ## llama.cpp's own server with the embedded model; the packages of W&B, MLflow and TensorBoard (the first use downloads 250 MB)
 	@$(PYTEST) -s tests/interop
 
 sweep: export TREADLE_SWEEP := 1
-sweep: $(INSTALLED) ## What CI samples, whole: 200 kill points, every fault at every step, 10,000 histories, all pages (takes long)
-	@echo "make sweep: flow and stage tests that CI leaves out; then a run killed at 200 moments, helpers and trainings at 201, every fault at every step and every size of a full disk, 10,000 histories; then what CI leaves out of the end-to-end tests, whose engines it installs"
+sweep: $(INSTALLED) ## What CI samples, whole: 200 kill points, every fault at every step, 10,000 histories, all pages and examples (takes long)
+	@echo "make sweep: flow and stage tests that CI leaves out; all examples of properties; then a run killed at 200 moments, helpers and trainings at 201, every fault at every step and every size of a full disk, 10,000 histories; then what CI leaves out of the end-to-end tests, whose engines it installs"
 	@$(PYTEST) $(PARALLEL) -m sweep tests/flows tests/stages
+	@$(PYTEST) -n 2 tests/unit
 	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/runs/test_crash.py tests/stages/pools/test_pools_crash.py
 	@TREADLE_KILL_POINTS=3 $(PYTEST) -n 2 tests/stages/rollouts/test_custom_environment.py tests/stages/rollouts/test_partner_model.py tests/stages/rollouts/test_mixture.py tests/stages/rollouts/test_mcp_tools.py
 	@TREADLE_KILL_POINTS=670 $(PYTEST) -n 3 tests/stages/runs/test_work_kill.py tests/stages/training/test_training_kill.py

@@ -18,6 +18,11 @@ def answer_unit(turn: int) -> str:
     return f"llm-{turn}"
 
 
+def context_unit(turn: int) -> str:
+    """Return the name of the unit with the segments that a turn's request shows, if the context was trimmed for it."""
+    return f"context-{turn}"
+
+
 def call_unit(turn: int) -> str:
     """Return the name of the unit with the environment's reaction to a turn, counted from 0."""
     return f"tool-{turn}"

@@ -16,9 +16,16 @@ from treadle.agent.continuation import continued_turn
 from treadle.agent.contract import Message
 from treadle.agent.dialects.base import FRAME, REASONING, RESULT, Segment
 from treadle.agent.model_types import ChatModel, ModelBinding
-from treadle.agent.prompt_strategy import TokenLimit, dropped_stop, estimate_kept_tokens
+from treadle.agent.prompt_strategy import (
+    TokenLimit,
+    dropped_stop,
+    estimate_kept_tokens,
+    estimate_tokens,
+    segments_to_show,
+)
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.transcript import Transcript
+from treadle.agent.trimming import Trimming
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion
@@ -48,6 +55,7 @@ class ChatPrompts:
         self._counted_tokens = 0
         self._counted_chars = 0
         self._reasoning_chars = 0
+        self._left_out_tokens = 0
         self._is_begun = bool(transcript.text)
         self.prompt_ids = array("i")
 
@@ -59,14 +67,36 @@ class ChatPrompts:
             window = max(1, limits.max_model_len - self._counted_tokens - (self._num_chars() - self._counted_chars))
         budget = most
         if limits.max_trajectory_tokens is not None:
-            budget = limits.max_trajectory_tokens - (self._counted_tokens - (self._first_prompt_tokens or 0))
+            used = self._left_out_tokens + self._counted_tokens - (self._first_prompt_tokens or 0)
+            budget = limits.max_trajectory_tokens - used
         return min(most, window, budget), "context_full" if window <= budget else "budget"
+
+    def find_trim(self, trimming: Trimming) -> list[int] | None:
+        """See `PromptStrategy`. Tokens are estimated at the ratio of what the service has counted."""
+        window = self._engine.limits.max_model_len
+        used = estimate_tokens(self._num_chars(), self._counted_tokens, self._counted_chars)
+        return segments_to_show(self._transcript, trimming, None if window is None else window - used, self._num_tokens)
+
+    def _num_tokens(self, segment: Segment) -> int:
+        if segment.kind == FRAME or (segment.kind == REASONING and not self._engine.returns_reasoning):
+            return 0
+        return estimate_tokens(len(segment.text), self._counted_tokens, self._counted_chars)
+
+    def trim(self, kept: Sequence[int]) -> None:
+        """See `PromptStrategy`."""
+        self._transcript.trim(kept)
+        shown = self._transcript.shown_segments()
+        self._reasoning_chars = sum(len(one.text) for one in shown if one.kind == REASONING)
+        num_chars = self._num_chars()
+        num_tokens = estimate_tokens(num_chars, self._counted_tokens, self._counted_chars)
+        self._left_out_tokens += self._counted_tokens - num_tokens
+        self._counted_tokens, self._counted_chars = num_tokens, num_chars
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
         go_on = CONTINUE_BEGUN_MESSAGE if self._begun_text else CONTINUE_MESSAGE
         return await self._model.chat(
-            conversation(self._first_messages, self._transcript.segments(), go_on),
+            conversation(self._first_messages, self._transcript.shown_segments(), go_on),
             self._sampling(max_tokens),
             seed=seed,
             session=session,
@@ -113,7 +143,7 @@ class ChatPrompts:
 
     def _num_chars(self) -> int:
         """Return the characters of the next request."""
-        sent = len(self._transcript.text) - (0 if self._engine.returns_reasoning else self._reasoning_chars)
+        sent = len(self._transcript.shown_text) - (0 if self._engine.returns_reasoning else self._reasoning_chars)
         return sum(len(message["content"]) for message in self._first_messages) + sent
 
     def add_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:

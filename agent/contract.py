@@ -158,12 +158,14 @@ class StepContext:
         log: The assistant turn so far, in pieces; empty for the text of this turn alone.
         seed: Seed of random draws.
         budget_s: Seconds that calls may run, not counting any wait before that; see `CallContext`.
+        num_left_out: Number of the episode's first messages that a trim has left out of the model's context.
     """
 
     deadline: float
     log: Sequence[str] = ()
     seed: int = 0
     budget_s: float | None = None
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

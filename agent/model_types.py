@@ -10,6 +10,7 @@ from treadle.agent.dialects.base import Dialect
 from treadle.agent.token_ids import Codec
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.transcript import ReplyText
+from treadle.agent.trimming import Trimming
 from treadle.core.chat_tools import ToolSupport
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
@@ -76,11 +77,13 @@ class RolloutLimits:
         max_turns: Most generation calls, including those of a continued prefix.
         max_model_len: Context window of the model in tokens; None if unknown.
         max_trajectory_tokens: Longest assistant turn in tokens (ignored in text mode); None for no limit.
+        trimming: How a context that gets too long is trimmed; None to end the rollout instead.
     """
 
     max_turns: int
     max_model_len: int | None = None
     max_trajectory_tokens: int | None = None
+    trimming: Trimming | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from treadle.agent.model_types import ChatModel, ModelBinding
 from treadle.agent.prompt_strategy import PromptStrategy, TextPrompts, TokenIdPrompts
 from treadle.agent.tools.schema import NAME_PATTERN, ToolSchema
 from treadle.agent.transcript import Transcript
+from treadle.agent.trimming import Trimming
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.llm.types import Completion, ToolCall
 
@@ -75,6 +76,10 @@ class FunctionChatPrompts(ChatPrompts):
             if calls or turn[-1] is not segments[-1]:
                 said = "".join(one.text for one in turn if one.kind not in (REASONING, TOOL_CALL)).strip()
                 self._add_turn(said, calls, bare_reasoning(reasoning))
+
+    def find_trim(self, trimming: Trimming) -> list[int] | None:
+        """Return None: services demand the whole conversation, each call with its result."""
+        return None
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""

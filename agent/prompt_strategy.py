@@ -7,14 +7,15 @@ completion; for requests as chat messages see `treadle.agent.chat_prompts`. Norm
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from treadle.agent.contract import Message
-from treadle.agent.dialects.base import Dialect
+from treadle.agent.dialects.base import Dialect, Segment
 from treadle.agent.model_types import ChatCodec, ModelBinding
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.transcript import Transcript
+from treadle.agent.trimming import Trimming
 from treadle.core.errors import ModelError
 from treadle.core.llm.types import Completion, CompletionRequest
 
@@ -32,6 +33,16 @@ class PromptStrategy(Protocol):
 
     def max_new_tokens(self) -> tuple[int, TokenLimit]:
         """Return the most new tokens of the next turn, and the limit that is reached if that number is below 1."""
+        ...
+
+    def find_trim(self, trimming: Trimming) -> list[int] | None:
+        """Return the numbers of the segments to show from now on; None if the window has room for the next turn, or
+        nothing can be left out.
+        """
+        ...
+
+    def trim(self, kept: Sequence[int]) -> None:
+        """Show only these segments from now on, and what follows; see `Transcript.trim`."""
         ...
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
@@ -82,14 +93,26 @@ class TokenIdPrompts(WrittenPrompts):
     def max_new_tokens(self) -> tuple[int, TokenLimit]:
         """See `PromptStrategy`."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
-        used = len(self._transcript.ids)
-        window = most if limits.max_model_len is None else limits.max_model_len - len(self.prompt_ids) - used
+        free, used = self._free_tokens(), len(self._transcript.ids)
+        window = most if free is None else free
         budget = most if limits.max_trajectory_tokens is None else limits.max_trajectory_tokens - used
         return min(most, window, budget), "context_full" if window <= budget else "budget"
 
+    def _free_tokens(self) -> int | None:
+        window = self._engine.limits.max_model_len
+        return None if window is None else window - len(self.prompt_ids) - len(self._transcript.shown_ids)
+
+    def find_trim(self, trimming: Trimming) -> list[int] | None:
+        """See `PromptStrategy`."""
+        return segments_to_show(self._transcript, trimming, self._free_tokens(), lambda one: one.end - one.start)
+
+    def trim(self, kept: Sequence[int]) -> None:
+        """See `PromptStrategy`."""
+        self._transcript.trim(kept)
+
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
-        ids = (self.prompt_ids + self._transcript.ids).tolist()
+        ids = (self.prompt_ids + self._transcript.shown_ids).tolist()
         completion = await _complete(self._engine, ids, max_tokens, seed, session, deadline)
         if completion.token_ids is None:
             raise ModelError(f"{completion.endpoint} gave an answer without token ids; set token_ids to off")
@@ -145,25 +168,68 @@ class TextPrompts(WrittenPrompts):
 
         Without a tokenizer this is an upper bound: the server's last count plus one token per character added since.
         """
-        text = self._prompt + self._transcript.text
+        text = self._prompt + self._transcript.shown_text
         if self._engine.renderer is not None:
             return len(self._engine.renderer.encode(text))
         return self._server_tokens + len(text) - self._server_chars
 
+    def find_trim(self, trimming: Trimming) -> list[int] | None:
+        """See `PromptStrategy`."""
+        window = self._engine.limits.max_model_len
+        free = None if window is None else window - self._num_tokens(self._prompt + self._transcript.shown_text)
+        return segments_to_show(self._transcript, trimming, free, lambda one: self._num_tokens(one.text))
+
+    def _num_tokens(self, text: str) -> int:
+        """Return the number of tokens; without a tokenizer, at the ratio of what the server has counted."""
+        if self._engine.renderer is not None:
+            return len(self._engine.renderer.encode(text))
+        return estimate_tokens(len(text), self._server_tokens, self._server_chars)
+
+    def trim(self, kept: Sequence[int]) -> None:
+        """See `PromptStrategy`."""
+        self._transcript.trim(kept)
+        num_chars = len(self._prompt) + len(self._transcript.shown_text)
+        self._server_tokens = estimate_tokens(num_chars, self._server_tokens, self._server_chars)
+        self._server_chars = num_chars
+
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
-        text = self._prompt + self._transcript.text
+        text = self._prompt + self._transcript.shown_text
         return await _complete(self._engine, text, max_tokens, seed, session, deadline)
 
     def add_completion(self, completion: Completion) -> bool:
         """See `PromptStrategy`."""
-        before = len(self._transcript.text)
+        before = len(self._transcript.shown_text)
         marker = dropped_stop(self._transcript.open_text, completion, self._engine.dialect)
         was_added = self._transcript.append_completion(completion.text, None, completion.completion_tokens, marker)
-        kept = min(len(self._transcript.text) - before, len(completion.text))
+        kept = min(len(self._transcript.shown_text) - before, len(completion.text))
         self._server_tokens = completion.prompt_tokens + estimate_kept_tokens(completion, kept)
         self._server_chars = len(self._prompt) + before + kept
         return was_added
+
+
+def segments_to_show(
+    transcript: Transcript, trimming: Trimming, free: int | None, length: Callable[[Segment], int]
+) -> list[int] | None:
+    """Return the numbers of the segments to show; see `PromptStrategy.find_trim`.
+
+    `free` is the number of tokens that are left in the window, None if that is unknown, `length` that of a segment. A
+    turn that has begun keeps its context.
+    """
+    if free is None or free >= trimming.reserve_tokens or transcript.open_text:
+        return None
+    segments = transcript.shown_segments()
+    lengths = [length(one) for one in segments]
+    kept = trimming.kept(segments, lengths, free + sum(lengths) - trimming.reserve_tokens)
+    if sum(lengths[place] for place in kept) == sum(lengths):
+        return None
+    numbers = transcript.shown_numbers()
+    return [numbers[place] for place in kept]
+
+
+def estimate_tokens(num_chars: int, known_tokens: int, known_chars: int) -> int:
+    """Return the tokens of a text at the ratio of a text with known numbers, rounded up; else one per character."""
+    return -(-num_chars * known_tokens // known_chars) if known_chars else num_chars
 
 
 def dropped_stop(before: str, completion: Completion, dialect: Dialect) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from treadle.agent.cached_units import OUTCOME_UNIT, answer_unit, call_unit
+from treadle.agent.cached_units import OUTCOME_UNIT, answer_unit, call_unit, context_unit
 from treadle.agent.call_cache import CallCache
 from treadle.agent.contract import (
     Episode,
@@ -31,8 +31,9 @@ from treadle.agent.model_types import ModelBinding
 from treadle.agent.native_chat_prompts import make_prompt_strategy
 from treadle.agent.prefix import Prefix
 from treadle.agent.tools.schema import ToolSchema
-from treadle.agent.trajectory import TRUNCATED_STATUSES, Sample, Trajectory, TurnUsage, Usage
+from treadle.agent.trajectory import TRUNCATED_STATUSES, Trajectory, TurnUsage, Usage, split_by_context
 from treadle.agent.transcript import Transcript
+from treadle.agent.trimming import Trimming
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
 from treadle.core.llm.types import Completion
 from treadle.core.seeds import derive_seed
@@ -182,6 +183,8 @@ class Rollout:
         return await self._finish(self._status)
 
     async def _take_turn(self) -> str | None:
+        if self._engine.limits.trimming is not None:
+            self._trim(self._engine.limits.trimming)
         max_new_tokens, limit_status = self._prompt_strategy.max_new_tokens()
         if max_new_tokens < 1:
             return limit_status
@@ -197,6 +200,25 @@ class Rollout:
             ended = "length" if max_new_tokens >= self._engine.sampling.max_tokens else limit_status
         del completion  # its ids are in the transcript, and thousands of reactions may be waited for at once
         return await self._react(ended, is_empty=not was_added)
+
+    def _trim(self, trimming: Trimming) -> None:
+        """Trim the context if the window has too little room for the turn.
+
+        What stays is cached: after a resume, the server may have another window.
+        """
+        unit = context_unit(self._turn)
+        known = self._cache.get(unit)
+        if known is not None:
+            kept = orjson.loads(known)
+        elif self._cache.get(answer_unit(self._turn)) is None:
+            kept = self._prompt_strategy.find_trim(trimming)
+        else:
+            kept = None
+        if kept is None:
+            return
+        if known is None:
+            self._cache.append(unit, orjson.dumps(kept))
+        self._prompt_strategy.trim(kept)
 
     async def _generate(self, max_tokens: int) -> Completion:
         unit = answer_unit(self._turn)
@@ -226,7 +248,12 @@ class Rollout:
         unit = call_unit(self._turn)
         known = self._cache.get(unit)
         turn = self._engine.dialect.read(self._transcript.open_text, self._turn, ended, is_empty=is_empty)
-        context = StepContext(self._deadline, self._transcript.log(), derive_seed(self._seed, self._turn, "tool"))
+        context = StepContext(
+            self._deadline,
+            self._transcript.log(),
+            derive_seed(self._seed, self._turn, "tool"),
+            num_left_out=self._transcript.contexts[-1].num_left_out,
+        )
         if known is not None:
             observation = Observation.from_json(known)
             await self._episode.replay(turn, observation, context)
@@ -262,18 +289,12 @@ class Rollout:
         unhinted = None
         if codec is not None and self._has_hint:
             unhinted = self._engine.prompt_ids(self._initial.messages, self._initial.tools)
-        sample = Sample(
-            self._prompt_strategy.prompt_ids.tolist(),
-            transcript.ids.tolist(),
-            list(transcript.origins),
-            transcript.turn_starts.tolist() if codec is not None else [],
-            unhinted,
-        )
+        segments, samples = split_by_context(transcript, self._prompt_strategy.prompt_ids.tolist(), unhinted)
         return Trajectory(
             status=status,
             text=transcript.text,
-            segments=transcript.segments(),
-            samples=[sample],
+            segments=segments,
+            samples=samples,
             calls=self._calls,
             num_turns=self._turns_before + self._usage.num_requests,
             usage=self._usage,

@@ -11,6 +11,7 @@ from treadle.agent.dialects.base import FRAME, Dialect, Segment
 from treadle.agent.prefix import Prefix, cut
 from treadle.agent.token_ids import Codec
 from treadle.agent.tools.schema import ToolSchema
+from treadle.agent.transcript import Transcript
 from treadle.core.answers.extraction import SYSTEM_KINDS
 
 STATUSES = (
@@ -73,7 +74,8 @@ class Sample:
     """One token sequence that a rollout consists of, ready for training; without token ids all lists are empty.
 
     Attributes:
-        prompt_ids: Ids before the first turn of the model, as they were sampled from.
+        prompt_ids: Ids before the first turn of the model, as they were sampled from; after a trim of the context, with
+            the earlier segments that stayed.
         ids: Ids after them: turns of the model, results, messages and frames.
         origins: Origin of each of `ids`; see `treadle.agent.token_ids`.
         turn_starts: Number of `ids` before each turn of the model.
@@ -117,7 +119,7 @@ class Trajectory:
         status: One of `STATUSES`.
         text: Everything after the prompt.
         segments: The same in typed pieces. `start` and `end` index the ids of its sample; 0 without ids.
-        samples: Token sequences, in their order. The context is append-only, so there is one.
+        samples: Token sequences, in their order: one, and another one after each trim of the context.
         calls: The ledger.
         num_turns: Generation calls that made it, those of its prefix included.
         truncated: Whether it ended before its task did.
@@ -180,7 +182,48 @@ class Trajectory:
         return sum(len(sample.ids) for sample in self.samples)
 
 
-def spans_of(segments: list[Segment]) -> list[dict[str, Any]]:
+def split_by_context(
+    transcript: Transcript, prompt_ids: Sequence[int], unhinted: Sequence[int] | None
+) -> tuple[list[Segment], list[Sample]]:
+    """Return the segments and samples of a finished transcript: a sample per context, in whose ids segments count.
+
+    `prompt_ids` is the rollout's prompt, empty in text mode, and `unhinted` the same without a hint, if it had one.
+    """
+    segments, contexts = transcript.segments(), list(transcript.contexts)
+    if len(contexts) > 1 and contexts[-1].num_segments == len(segments):
+        contexts.pop()  # trimmed for a turn in which the model wrote nothing
+    split: list[Segment] = []
+    samples = []
+    for place, one in enumerate(contexts):
+        later = contexts[place + 1] if place + 1 < len(contexts) else None
+        end = later.num_ids if later else len(transcript.ids)
+        turns = transcript.turn_starts[one.num_turns : later.num_turns if later else None]
+        own = segments[one.num_segments : later.num_segments if later else None]
+        start = one.num_ids
+        split += [replace(seg, start=seg.start - start, end=seg.end - start) for seg in own] if start else own
+        samples.append(
+            Sample(
+                [*prompt_ids, *one.ids],
+                transcript.ids[start:end].tolist(),
+                list(transcript.origins[start:end]),
+                [turn - start for turn in turns] if prompt_ids else [],
+                None if unhinted is None else [*unhinted, *one.ids],
+            )
+        )
+    return split, samples
+
+
+def by_sample(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Return the segments of each sample, told by their offsets, which begin at 0 again; without ids all are one's."""
+    groups: list[list[Segment]] = [[]]
+    for segment in segments:
+        if groups[-1] and segment.start < groups[-1][-1].end:
+            groups.append([])
+        groups[-1].append(segment)
+    return groups
+
+
+def spans_of(segments: Sequence[Segment]) -> list[dict[str, Any]]:
     """Return the spans {role, start, end} of a sample: neighbouring segments with one author are one span."""
     spans: list[dict[str, Any]] = []
     for segment in segments:

@@ -3,8 +3,9 @@
 Sampled ids are kept as they are. The tail is cut only if generation ran past a stop marker, or if a cut falls inside a
 token. What is left of that token is encoded again (origin 2: no log-prob loss). A stop marker that the server left out
 is encoded in the same way. What the environment writes is encoded separately: a block inside the assistant's turn, or
-messages between two turns, with the control tokens that the chat template puts there. The context is append-only.
-Without a tokenizer, or with a server that gives no ids, the same class holds text only (`codec=None`).
+messages between two turns, with the control tokens that the chat template puts there. The transcript is append-only;
+requests show all of it, or after a trim a part (`treadle.agent.trimming`). Without a tokenizer, or with a server that
+gives no ids, the same class holds text only (`codec=None`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from treadle.agent.contract import CallRecord, Message
 from treadle.agent.dialects.base import FRAME, REASONING, RESULT, TEXT, Dialect, Segment, render
 from treadle.agent.prefix import Prefix
 from treadle.agent.token_ids import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM, Codec, keep_prefix
+from treadle.agent.trimming import Context, runs
 from treadle.core.answers.extraction import SYSTEM_KINDS
 
 ReplyText = Callable[[Sequence[Mapping[str, str]]], str]
@@ -46,6 +48,7 @@ class Transcript:
         turn_starts: Number of ids before each turn of the model.
         wasted_tokens: Sampled tokens that were cut off (an estimate in text mode).
         notes: Counts of what was odd in answers: keys of `treadle.core.llm.oddities.ODDITIES`.
+        contexts: What requests have shown of it, in their order; the last one counts.
     """
 
     def __init__(
@@ -63,13 +66,63 @@ class Transcript:
         self.turn_starts = array("i", prefix.turn_starts if prefix else ())
         self.wasted_tokens = 0
         self.notes: dict[str, int] = {}
+        self.contexts = [Context()]
         if prefix:
             self._adopt(prefix.segments, prefix.pending)
 
     @property
     def text(self) -> str:
-        """The context so far."""
+        """All of it so far."""
         return render(self._closed) + "".join(span.text for span in self._spans)
+
+    @property
+    def shown_ids(self) -> array[int]:
+        """Ids after the prompt that the next request shows."""
+        context = self.contexts[-1]
+        return context.ids + self.ids[context.num_ids :] if context.num_ids else self.ids
+
+    @property
+    def shown_text(self) -> str:
+        """Text after the prompt that the next request shows."""
+        return render(self.shown_segments()) if self.contexts[-1].num_segments else self.text
+
+    def shown_segments(self) -> list[Segment]:
+        """Return the segments that the next request shows."""
+        segments, context = self.segments(), self.contexts[-1]
+        return [*(segments[number] for number in context.kept), *segments[context.num_segments :]]
+
+    def shown_numbers(self) -> list[int]:
+        """Return the numbers of these segments among all."""
+        context = self.contexts[-1]
+        return [*context.kept, *range(context.num_segments, len(self.segments()))]
+
+    def trim(self, kept: Sequence[int]) -> None:
+        """Show only the segments with these numbers from now on, and what follows; call it between turns only.
+
+        Ids stay as they are, unless a token also holds text of a segment that is left out.
+        """
+        segments = self.segments()
+        ids = array("i")
+        for start, end in runs(kept):
+            ids += self._ids_of(segments[start:end])
+        left_out = set(range(len(segments))).difference(kept)
+        self.contexts.append(
+            Context(
+                tuple(kept),
+                len(segments),
+                len(self.ids),
+                len(self.turn_starts),
+                ids,
+                sum(segments[number].kind in SYSTEM_KINDS - {FRAME} for number in left_out),
+            )
+        )
+
+    def _ids_of(self, segments: Sequence[Segment]) -> array[int]:
+        """Return the ids of neighbouring segments."""
+        if self._codec is None:
+            return array("i")
+        ids, text = self.ids[segments[0].start : segments[-1].end], render(segments)
+        return ids if self._codec.decode(ids) == text else array("i", self._codec.encode(text))
 
     def log(self) -> list[str]:
         """Return the context in pieces, in order: model text up to and including each call, results and messages."""

@@ -121,6 +121,7 @@ def evaluate(
     judge_type: str | None = None,
     judge_prompt: str | None = None,
     judge_rubric: str | None = None,
+    best_of: int | None = None,
     scorer: str | None = None,
     force: bool = False,
     accept_failures: bool = False,
@@ -159,6 +160,7 @@ def evaluate(
         judge_type: Type of the judge, as in `scores.judges.type`.
         judge_prompt: Its system prompt, or a file with it.
         judge_rubric: Its rubric, or a file with it.
+        best_of: Number of rollouts per question of which the judge picks the best, without the right answer.
         scorer: What scores the answers: a shipped type, an entry point, or a class as `my_scorers.py:Class`.
         force: Run all instances again.
         accept_failures: Count units that could not be finished as failed, up to each stage's `max_error_rate`.
@@ -193,6 +195,7 @@ def evaluate(
         "judge_type": judge_type,
         "judge_prompt": judge_prompt,
         "judge_rubric": judge_rubric,
+        "best_of": best_of,
         "scorer": scorer,
     }
     how = {"force": force, "accept_failures": accept_failures, "quiet": quiet}

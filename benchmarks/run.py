@@ -227,6 +227,12 @@ BENCHMARKS = {
         ("--documents", "1000", "--requests", "200", "--seconds", "1", "--rate", "50", "--soak", "200"),
         published,
     ),
+    "environment_service": Benchmark(
+        "rollouts/environment_service.py",
+        (),
+        ("--instances", "4", "--seconds", "1", "--steps", "64", "--held", "64"),
+        published,
+    ),
     "dense_search": Benchmark(
         "search/dense_search.py", (), ("--documents", "1000", "--dimension", "32", "--queries", "128"), published
     ),

@@ -43,6 +43,7 @@ class _Mark(enum.Enum):
     OPERATIONAL = enum.auto()
     GROWING = enum.auto()
     REVISABLE = enum.auto()
+    COUNTS_IF_SET = enum.auto()
 
 
 Operational = Annotated[T, _Mark.OPERATIONAL]
@@ -57,6 +58,9 @@ Revisable = Annotated[T, _Mark.REVISABLE]
 """Type of a revisable section: `judges: Revisable[JudgesOptions]` is semantic, but a run is not locked to it. Results
 that depend on it are recomputed if it changes. Use it for settings that affect little more than reports, whose results
 are cheap or reuse earlier work."""
+
+CountsIfSet = Annotated[T, _Mark.COUNTS_IF_SET]
+"""Type of a key that is no part of fingerprints while it has its default: results from before it existed stay valid."""
 
 
 class Section(BaseModel):
@@ -118,6 +122,10 @@ def is_growing(field: FieldInfo) -> bool:
     return _Mark.GROWING in field.metadata
 
 
+def _is_unset(field: FieldInfo, value: Any) -> bool:
+    return _Mark.COUNTS_IF_SET in field.metadata and bool(value == field.default)
+
+
 def semantic_dump(value: Any) -> Any:
     """Convert a section (or a container of sections) to JSON-able data without its operational keys.
 
@@ -130,7 +138,7 @@ def semantic_dump(value: Any) -> Any:
         return {
             name: semantic_dump(getattr(counted, name))
             for name, field in type(counted).model_fields.items()
-            if not is_operational(field)
+            if not is_operational(field) and not _is_unset(field, getattr(counted, name))
         }
     if isinstance(value, Mapping):
         return {str(key): semantic_dump(item) for key, item in value.items()}

@@ -72,6 +72,7 @@ def limits_of(
         max_turns=settings.turn_limit(additional_calls),
         max_model_len=max_model_len,
         max_trajectory_tokens=min(bounds, default=None),
+        trimming=settings.trimming,
     )
 
 

@@ -19,6 +19,7 @@ from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.settings import ToolSettings
+from treadle.agent.trimming import Trimming
 from treadle.core.config import Section, digest_json, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
@@ -92,6 +93,21 @@ class EnvironmentSettings(Entry):
         return FreeDialect()
 
     @property
+    def reserve_tokens(self) -> int | None:
+        """Tokens of the window that a turn needs, so that the context is trimmed before it; None for no trimming."""
+        return None
+
+    @property
+    def kept_kinds(self) -> frozenset[str]:
+        """Kinds of the segments that a trim leaves in the context."""
+        return frozenset()
+
+    @property
+    def trimming(self) -> Trimming | None:
+        """How a context that gets too long for the window is trimmed; None to end the rollout instead."""
+        return None if self.reserve_tokens is None else Trimming(self.reserve_tokens, self.kept_kinds)
+
+    @property
     def known_tools(self) -> tuple[ToolSchema, ...]:
         """Tools of which the model is told by their schemas, without those that only an open server knows."""
         return tuple(schema for name, tool in self.tools.items() for schema in tool.known_schemas(name))
@@ -114,6 +130,11 @@ class EnvironmentSettings(Entry):
     def role_models(self) -> dict[str, EnvironmentRole]:
         """Model and sampling of each role that episodes ask."""
         return {name: self.roles.get(name, EnvironmentRole(model=name)) for name in self.role_names}
+
+    @property
+    def summarizer_key(self) -> str:
+        """Key of this table that names the summarizer, for messages."""
+        return "search.summarizer"
 
     @property
     def summarizer(self) -> str | None:

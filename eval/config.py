@@ -9,7 +9,7 @@ from pydantic import Field
 
 from treadle.agent.judges.correctness import Correctness
 from treadle.agent.judges.registry import AnyJudge
-from treadle.agent.role_settings import RoleSettings
+from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import Sampling
@@ -41,6 +41,17 @@ class RedundancyOptions(Section):
     """Sampling settings of the votes."""
 
 
+class BestOfOptions(Section):
+    """Model that picks the best of several attempts at a question. It never sees gold answers."""
+
+    model: str | None = None
+    """Name of the model under `models`. If unset, no attempt is picked and the report has no `best_of@k`."""
+    attempts: int = Field(default=3, ge=2, le=16)
+    """Number of attempts at a question that are compared: its first ones. Questions with fewer are left out."""
+    sampling: JudgeSampling = JudgeSampling()
+    """Sampling settings of the choices."""
+
+
 class ScoresOptions(Section):
     """Scoring options of predictions."""
 
@@ -64,6 +75,9 @@ class ScoresOptions(Section):
 
     redundancy: Revisable[RedundancyOptions] = RedundancyOptions()
     """Model that votes on redundant tool calls."""
+
+    best_of: Revisable[BestOfOptions] = BestOfOptions()
+    """Model that picks the best of several attempts."""
 
     max_error_rate: Revisable[Annotated[float, Field(ge=0, le=1)]] = 0.01
     """Maximum share of rollouts without a verdict because the scorer or all judges failed; above it, the stage fails.
@@ -109,8 +123,12 @@ class ScoresSettings(Section):
     """Scorers of users that the questions name."""
     judge_digests: tuple[str, ...] = ()
     """Digests of the prompts and views of the judges in use."""
+    best_of: RoleSettings | None = None
+    """Model of `options.best_of`."""
+    best_of_digest: str = ""
+    """Digest of its prompts and views."""
     seed: int = 0
-    """The run's seed if a judge or voting model is configured, else 0. The seed of each judgement derives from it."""
+    """The run's seed if any of these models is configured, else 0. The seed of each judgement derives from it."""
 
 
 class ReportSettings(Section):

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from treadle.eval.averages import MIXED, area_of
 from treadle.eval.figures.attempts import attempt_figures, attempt_sums, is_over_attempts
+from treadle.eval.figures.response_lengths import response_quantiles
 from treadle.eval.figures.sums import FigureSums
 from treadle.eval.metrics import figure_of, figures_of
 from treadle.eval.scored_rollout import ScoredRollout
@@ -33,6 +34,8 @@ class DatasetFigures:
     num_questions: int
     sums: dict[str, FigureSums]
     """Name of a figure that the data set has -> its sums."""
+    quantiles: dict[str, float]
+    """Quantiles of the tokens of responses, by name."""
     counts: dict[str, int]
     """Rollout counts. `num_failed`: ended by an infrastructure failure that the user accepted; they count as wrong.
     `num_valid`: ended with a non-empty answer. Also one count per `status:`, `scorer:` (who decided), `judge_status:`,
@@ -128,6 +131,7 @@ def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str, tools: 
         num_rollouts=len(rollouts),
         num_questions=len({rollout.question_key for rollout in rollouts}),
         sums=sums,
+        quantiles=response_quantiles(rollouts),
         counts=_counts(rollouts),
         judges=judges,
         joint_verdicts=_joint_verdicts(rollouts, judges),

@@ -12,8 +12,8 @@ from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.stage import Stage, StageContext, WorkResult
 from treadle.environments.diagnosis.summary import problems_report
 from treadle.environments.registry import traits_of
-from treadle.eval.config import RedundancyOptions, ScoresOptions, ScoresSettings
-from treadle.eval.judge_identity import check_judges
+from treadle.eval.config import BestOfOptions, RedundancyOptions, ScoresOptions, ScoresSettings
+from treadle.eval.judge_identity import check_judges, choice_digest
 from treadle.eval.tables import JUDGEMENTS
 from treadle.eval.tables import SCORES as SCORES_TABLE
 from treadle.stages.entry import Inputs, NamedModel, StageEntry
@@ -22,7 +22,7 @@ from treadle.stages.plan import Plan
 
 
 def score_models(plan: Plan, address: Address) -> tuple[str, ...]:
-    """Return the models that an instance calls, without duplicates: answer judges and the redundancy voter."""
+    """Return the models that an instance calls, without duplicates: for judging, votes and choices."""
     names = dict.fromkeys(one.name for one in _models(plan.options(address, ScoresOptions)) if one.name is not None)
     for name in names:
         if name not in plan.models:
@@ -35,7 +35,8 @@ def _settings(plan: Plan, address: Address) -> ScoresSettings:
     model, tokenizer_digest = checked_model(sampled.name, sampled.model)
     if phase_of(address.qualifier) is not None:
         # No model judges: questions are selected by the same rules that rewards use.
-        options = options.model_copy(update={"judges": Correctness(), "redundancy": RedundancyOptions()})
+        none = {"judges": Correctness(), "redundancy": RedundancyOptions(), "best_of": BestOfOptions()}
+        options = options.model_copy(update=none)
     else:
         score_models(plan, address)
     judges = {judge: role_of(judge, plan.models[judge], options.judges.sampling) for judge in options.judges.models}
@@ -53,6 +54,8 @@ def _settings(plan: Plan, address: Address) -> ScoresSettings:
         )
     voter = options.redundancy.model
     redundancy = role_of(voter, plan.models[voter], options.redundancy.sampling) if voter is not None else None
+    chooser = options.best_of.model
+    best_of = role_of(chooser, plan.models[chooser], options.best_of.sampling) if chooser is not None else None
     digests = (options.judges.digest(),) if judges else ()
     return ScoresSettings(
         tokenizer=tokenizer_folder(model),
@@ -63,7 +66,9 @@ def _settings(plan: Plan, address: Address) -> ScoresSettings:
         environments=environments,
         scorers=dict(plan.scorers()),
         judge_digests=(*digests, redundancy_judge_digest()) if redundancy is not None else digests,
-        seed=plan.seed if judges or redundancy is not None else 0,
+        best_of=best_of,
+        best_of_digest=choice_digest(best_of),
+        seed=plan.seed if judges or redundancy is not None or best_of is not None else 0,
     )
 
 
@@ -79,6 +84,7 @@ def _inputs(plan: Plan, address: Address) -> Inputs:
 def _models(options: ScoresOptions) -> Iterator[NamedModel]:
     yield from (NamedModel("judges.models", name) for name in options.judges.models)
     yield NamedModel("redundancy.model", options.redundancy.model)
+    yield NamedModel("best_of.model", options.best_of.model)
 
 
 def _run(context: StageContext) -> Mapping[str, Any]:
@@ -95,7 +101,7 @@ def _work(context: StageContext) -> WorkResult:
 
 SCORES_STAGE = Stage(
     name="scores",
-    version=6,
+    version=7,
     settings=ScoresSettings,
     consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),

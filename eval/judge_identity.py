@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from treadle.agent.judges.base import Judge
+from treadle.agent.judges.best_of import choice_judge_digest
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
 
 REDUNDANCY = "redundancy"
-"""Kind of votes on calls; the other kinds are those of judges."""
+"""Kind of votes on calls."""
+BEST_OF = "best_of"
+"""Kind of choices among attempts; the other kinds are those of judges."""
 
 
 def check_judges(judges: Mapping[str, RoleSettings], judge: Judge) -> None:
     """Raise ConfigError if two names refer to the same judge: it would be asked once and counted twice.
 
-    Also if the judge's type is called like the votes on calls, whose judgements have other columns.
+    Also if the judge's type is called like votes on calls or choices, whose judgements have other columns.
     """
-    if judge.kind == REDUNDANCY:
-        raise ConfigError(f"scores.judges.type = {judge.type!r}: votes on calls have this name; choose another one")
+    if judge.kind in (REDUNDANCY, BEST_OF):
+        taken = "votes on calls" if judge.kind == REDUNDANCY else "choices among attempts"
+        raise ConfigError(f"scores.judges.type = {judge.type!r}: {taken} have this name; choose another one")
     names: dict[str, str] = {}
     for name, role in judges.items():
         first = names.setdefault(judge_identity(role, ""), name)
@@ -42,3 +46,8 @@ def judge_identity(role: RoleSettings | None, prompts: str, votes: int = 1, trai
     weights = trained if isinstance(role.model.server, VllmServer) else ()
     model = [semantic_dump(role.model), role.tokenizer_digest, *weights]
     return digest_json([*model, semantic_dump(role.sampling), prompts, votes])
+
+
+def choice_digest(role: RoleSettings | None) -> str:
+    """Return the digest of the prompts and views of choices among attempts; empty without a model."""
+    return "" if role is None else choice_judge_digest()

@@ -38,6 +38,8 @@ class Judgement:
     judge: str
     """Name of the model in the configuration."""
     answer: Answer
+    attempts: tuple[Answer, ...] = ()
+    """Attempts among which one is to be chosen, `answer` being the first one; empty for other judgements."""
 
     @property
     def is_vote(self) -> bool:

@@ -1,4 +1,4 @@
-"""Ask judge models, as part of the stage `scores`: about answers and trajectories, and for votes on redundant calls.
+"""Ask judge models, as part of the stage `scores`: about answers and trajectories, for votes, and for choices.
 
 Each judgement owns its records in the journal, under a digest of everything it depends on. Every reply is cached there,
 and the finished row is one record. The journal outlives results and settings, so no request is paid for twice.
@@ -9,25 +9,24 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import orjson
 
 from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
 from treadle.agent.jobs.stage import JobStage
-from treadle.agent.judges.model import ModelJudge
-from treadle.agent.judges.redundancy import RedundancyJudge
 from treadle.agent.model_sessions import ModelSessions
 from treadle.agent.role_settings import RoleSettings
 from treadle.core import steady_loop
-from treadle.core.errors import ContextTooLong
+from treadle.core.errors import ContextTooLong, StageFailed
 from treadle.core.runs.stage import StageContext, WorkResult
 from treadle.core.work_clock import timed_work
+from treadle.eval.asking.choices import AttemptChoices
+from treadle.eval.asking.open_judges import OpenJudges
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement, JudgeQueue, check_domains
 from treadle.eval.lengths import load_tokenizer
 from treadle.eval.rule_scores import RuleScores
-from treadle.eval.stored_judgements import StoredJudgements, verdict_fields, vote_fields
+from treadle.eval.stored_judgements import StoredJudgements
 
 
 class Judging(JobStage[Judgement]):
@@ -35,6 +34,7 @@ class Judging(JobStage[Judgement]):
 
     Attributes:
         judge_queue: The judgements to request for each rollout.
+        choices: The choices to request among the attempts at each question.
         rule_scores: Rule scores that decide whether a judge is asked.
         stored: Finished judgements, from which the rows are written.
     """
@@ -45,14 +45,41 @@ class Judging(JobStage[Judgement]):
         self.settings: ScoresSettings = context.settings
         self._options = self.settings.options
         super().__init__(context, self._options)
+        self._rollouts = context.inputs["rollouts"]
         trained = tuple(table.digest for table in context.inputs.get("checkpoint", ()))
         self.judge_queue = JudgeQueue(self.settings, trained)
+        self.choices = AttemptChoices(self.settings, trained)
         self.rule_scores = RuleScores(context, self.judge_queue)
         self.stored = StoredJudgements(context, self.judge_queue)
-        self._judges: dict[str, ModelJudge] = {}
-        self._redundancy: RedundancyJudge | None = None
+        self._judges = OpenJudges(self.settings, self.judge_queue, self.choices)
         self._counted: dict[str, set[str]] = {}
         self._counts: Counter[str] = Counter()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no judge is configured."""
+        return self.judge_queue.is_empty and self.choices.role is None
+
+    def check_attempts(self) -> None:
+        """Raise StageFailed if a choice is configured and no question has enough attempts for one."""
+        wanted = self._options.best_of.attempts
+        if self.choices.role is not None and not self.choices.collector(self._rollouts).num_questions:
+            raise StageFailed(
+                f"{self._context.address}: no question has {wanted} rollouts to choose from; raise "
+                "rollouts.samples_per_question, lower scores.best_of.attempts, or leave out scores.best_of.model"
+            )
+
+    def picks(self) -> dict[str, str]:
+        """Return rollout key -> value of the column `best_of`, of all attempts that are compared."""
+        found: dict[str, str] = {}
+        if self.choices.role is None:
+            return found
+        collector = self.choices.collector(self._rollouts)
+        for answer, _ in self.rule_scores.answers():
+            if (group := collector.add(answer)) is not None:
+                row = None if group.judgement is None else self.stored.row(group.judgement)
+                found |= group.states(None if row is None else row["picked"])
+        return found
 
     async def work(self) -> WorkResult:
         """Make the pending judgements."""
@@ -66,18 +93,7 @@ class Judging(JobStage[Judgement]):
     @contextlib.asynccontextmanager
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
         """Open only models with pending judgements; the other endpoints need not be up."""
-        settings, options = self.settings, self._options
-        open_names = {(judgement.is_vote, judgement.judge) for judgement in self._open_jobs()}
-        for name, role in settings.judges.items():
-            judge = self.judge_queue.judge
-            if (False, name) not in open_names:
-                continue
-            model = await sessions.model(role.name, role.model, role.tokenizer_digest)
-            self._judges[name] = ModelJudge(model.for_role("judge", role.sampling), judge)
-        if (voter := settings.redundancy) is not None and (True, voter.name) in open_names:
-            model = await sessions.model(voter.name, voter.model, voter.tokenizer_digest)
-            asked = model.for_role("redundancy", voter.sampling)
-            self._redundancy = RedundancyJudge(asked, options.redundancy.votes)
+        await self._judges.open(sessions, {(judgement.kind, judgement.judge) for judgement in self._open_jobs()})
         yield
 
     async def _run_job(self, job: Judgement) -> None:
@@ -85,9 +101,8 @@ class Judging(JobStage[Judgement]):
         if self._budget.is_limited:
             known = self._counted.setdefault(job.key, set())
             cache = CountingCache(cache, lambda _, *tokens: self._budget.count(self._role(job).model, *tokens), known)
-        ask = self._judge_calls if job.is_vote else self._judge
         with timed_work() as clock:
-            said = await ask(job, cache, clock.time() + self._options.judgement_time_s)
+            said = await self._judges.ask(job, cache, clock.time() + self._options.judgement_time_s)
         # Without a reply there is no verdict to store, so the judgement stays pending.
         if said["error"] and not said["replies"]:
             raise ContextTooLong(
@@ -99,15 +114,6 @@ class Judging(JobStage[Judgement]):
         self._counts[said["status"]] += 1
         self._context.progress.advance(1, **self._counts)
 
-    async def _judge(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
-        case = self.judge_queue.case(judgement, deadline)
-        verdict = await self._judges[judgement.judge].verdict(case, cache)
-        return verdict_fields(case.prediction, verdict)
-
-    async def _judge_calls(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
-        assert self._redundancy is not None, "votes need a judge"
-        return vote_fields(await self._redundancy.vote(self.judge_queue.vote_case(judgement, deadline), cache))
-
     def _count_earlier(self) -> None:
         """Charge the budget with what earlier attempts spent."""
         for judgement in self._jobs():
@@ -116,16 +122,18 @@ class Judging(JobStage[Judgement]):
                 self._budget.count(self._role(judgement).model, row["prompt_tokens"], row["completion_tokens"])
 
     def _role(self, judgement: Judgement) -> RoleSettings:
-        if not judgement.is_vote:
-            return self.settings.judges[judgement.judge]
-        assert self.settings.redundancy is not None
-        return self.settings.redundancy
+        settings = self.settings
+        role = settings.redundancy if judgement.is_vote else settings.best_of if judgement.attempts else None
+        return settings.judges[judgement.judge] if role is None else role
 
     def _jobs(self) -> Iterator[Judgement]:
         """Yield all requested judgements, each once, in the order of the rollouts."""
         seen: set[str] = set()
+        collector = self.choices.collector(self._rollouts)
         for answer, rule in self.rule_scores.answers():
-            for judgement in self.judge_queue.about(answer, rule):
+            group = collector.add(answer)
+            chosen = () if group is None or group.judgement is None else (group.judgement,)
+            for judgement in (*self.judge_queue.about(answer, rule), *chosen):
                 if judgement.key not in seen:
                     seen.add(judgement.key)
                     yield judgement
@@ -134,8 +142,9 @@ class Judging(JobStage[Judgement]):
 def work(context: StageContext) -> WorkResult:
     """Make the pending judgements of one stage instance. Do nothing if no judge is configured."""
     judging = Judging(context)
-    if judging.judge_queue.is_empty:
+    if judging.is_empty:
         return WorkResult()
+    judging.check_attempts()
     # Fail on a wrong domain or a bad tokenizer before any request is paid for.
     check_domains(judging.judge_queue.judge, judging.rule_scores.rules())
     load_tokenizer(judging.settings.tokenizer, judging.settings.tokenizer_digest)

@@ -14,6 +14,7 @@ from treadle.environments.diagnosis.facts import ENDED
 from treadle.environments.planning import parts as planning_parts
 from treadle.environments.scorers.answer import AnswerScorer
 from treadle.eval.figures.attempts import is_over_attempts
+from treadle.eval.figures.response_lengths import QUANTILES
 from treadle.eval.scored_rollout import ScoredRollout, is_redundant
 
 PER_THOUSAND = 1_000
@@ -379,7 +380,7 @@ def notes_of(names: Iterable[str]) -> dict[str, str]:
 
 def is_figure(name: str) -> bool:
     """Return whether a name in the summary is a figure, such as one of a tool or pass@k, not a rollout count."""
-    return figure_of(name) is not None or is_over_attempts(name)
+    return figure_of(name) is not None or is_over_attempts(name) or name in QUANTILES
 
 
 def figures_in(place: Place) -> tuple[str, ...]:
@@ -390,13 +391,13 @@ def figures_in(place: Place) -> tuple[str, ...]:
 def title_of(name: str) -> str:
     """Return the title of a figure."""
     figure = figure_of(name)
-    return name if figure is None else figure.title
+    return QUANTILES.get(name, name) if figure is None else figure.title
 
 
 def heading_of(name: str) -> str:
     """Return the short title of a figure for a narrow column."""
     figure = figure_of(name)
-    return name if figure is None else figure.heading
+    return QUANTILES.get(name, name) if figure is None else figure.heading
 
 
 def is_share(name: str) -> bool:
@@ -428,6 +429,8 @@ def bounds_of(name: str) -> tuple[float, float] | None:
     """Return the bounds of a figure by name, or None. Raise KeyError if there is no such figure."""
     if is_over_attempts(name):
         return _SHARE
+    if name in QUANTILES:
+        return None
     if (figure := figure_of(name)) is None:
         raise KeyError(name)
     return figure.bounds

@@ -11,6 +11,8 @@ import orjson
 
 from treadle.core.answers.math_equal import UNDECIDED_RULES
 from treadle.core.errors import StageFailed
+from treadle.eval.asking.choices import PASSED_OVER
+from treadle.eval.figures.attempts import PICKED, UNDECIDED
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import (
     FALLBACK_RULE,
@@ -61,6 +63,8 @@ class ScoreCounts:
                     self.asked[judge] += judge_verdict["status"] != FALLBACK_RULE
                     self.num_unreadable[judge] += judge_verdict["status"] == UNREADABLE
             self.votes.update({name: row[name] or 0 for name in _VOTES})
+            if row["best_of"] is not None:
+                counts[f"best_of_{row['best_of']}"] += 1
             if row["error"] is not None:
                 self.errors[row["error"]] += 1
                 self.judge_errors |= {row["error"]} if row["scorer"] == JUDGE else set()
@@ -86,7 +90,7 @@ class ScoreCounts:
             )
 
     def check_judges(self) -> None:
-        """Raise StageFailed if most replies of one of several judges, or of the voter, cannot be parsed.
+        """Raise StageFailed if most replies of one of several judges, of the voter, or the choices cannot be parsed.
 
         A single judge is covered by `check` and `on_failed` instead.
         """
@@ -96,6 +100,13 @@ class ScoreCounts:
                     f"judge {judge} gave no parsable reply for {failed:,} of {self.asked[judge]:,} answers; "
                     f"remove it from scores.judges.models{_JUDGE_REMEDY}"
                 )
+        compared = {name: self.counts[f"best_of_{name}"] for name in (PICKED, PASSED_OVER, UNDECIDED)}
+        if 2 * compared[UNDECIDED] > sum(compared.values()):
+            raise StageFailed(
+                f"the choices among {compared[UNDECIDED]:,} of {sum(compared.values()):,} attempts cannot be parsed; "
+                "set another scores.best_of.model or raise scores.best_of.sampling.max_tokens, then run the stage "
+                "again: only new requests are made"
+            )
         votes, abstained = self.votes.total(), self.votes["votes_abstained"]
         if 2 * abstained > votes:
             raise StageFailed(

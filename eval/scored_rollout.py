@@ -99,6 +99,8 @@ class ScoredRollout:
     """Cost of the rollout in the currency of the prices; None without prices."""
     votes: Votes | None = None
     """Votes on redundant calls; None if no judge was asked."""
+    best_of: str | None = None
+    """Whether a judge picked it among the attempts at its question; None if no judge was to choose."""
     judge_verdicts: tuple[tuple[str, bool | None], ...] = ()
     """Judges asked about the answer, by name, with their verdicts; None if the reply cannot be parsed."""
     judge_parts: Mapping[str, float] = field(default_factory=dict)
@@ -145,6 +147,13 @@ class ScoredRollout:
     def has_known_tokens(self) -> bool:
         """True if the tokens were counted. They are not for an imported rollout, which has text but no token counts."""
         return self.prompt_tokens > 0 or not self.output_chars
+
+    @property
+    def response_tokens(self) -> int | None:
+        """Tokens that the model wrote: L, or without a tokenizer the sampled ones; None if neither is known."""
+        if self.reasoning_tokens is not None:
+            return self.reasoning_tokens
+        return self.completion_tokens if self.has_known_tokens else None
 
     def kinds(self) -> Iterator[str]:
         """Yield the categories of the rollout as `<property>:<value>`."""

@@ -40,6 +40,8 @@ class JudgeResults:
     status: str | None = None
     judge_verdicts: Mapping[str, JudgeVerdict] = field(default_factory=dict)
     votes: tuple[int, int, int] | None = None
+    best_of: str | None = None
+    """Whether a judge picked it among the attempts at its question; None if no judge was to choose."""
 
 
 def run_scores(context: StageContext) -> Mapping[str, Any]:
@@ -57,12 +59,15 @@ class _ScoresRun:
         self._encoder = load_tokenizer(settings.tokenizer, settings.tokenizer_digest)
         self._judging = Judging(context)
         self._score_counts = ScoreCounts(tuple(settings.judges))
+        self._collector = self._judging.choices.collector(context.inputs["rollouts"])
         self._written: set[str] = set()
+        self._picks: dict[str, str] = {}
 
     def write(self) -> dict[str, Any]:
         """Score every rollout and return the metrics of the stage."""
-        options, inputs, is_judged = self._options, self._context.inputs, not self._judging.judge_queue.is_empty
+        options, inputs, is_judged = self._options, self._context.inputs, not self._judging.is_empty
         num_missing = self._judging.check_pending() if is_judged else 0
+        self._picks = self._judging.picks()
         self._context.progress.start(sum(table.num_rows for table in inputs["rollouts"]), 0, "rollouts")
         with open_scorers(self._context.settings) as scorers, ThreadPoolExecutor(options.symbolic_workers) as threads:
             run = threads.map if options.symbolic_workers > 1 else map
@@ -70,6 +75,7 @@ class _ScoresRun:
                 inputs["rollouts"], inputs["questions"], with_text=is_judged, with_tasks=scorers.reads_all
             ):
                 self._write(batch, self._rule_scores(batch, scorers, run), scorers)
+                self._write_choices(batch)
         self._score_counts.check(options.max_error_rate)
         if not self._context.accept_failures:
             self._score_counts.check_judges()
@@ -97,6 +103,12 @@ class _ScoresRun:
         self._score_counts.count(rows)
         self._context.progress.advance(len(rows), **self._score_counts.progress())
 
+    def _write_choices(self, batch: Sequence[Answer]) -> None:
+        """Write the choices among attempts of which a batch has the last one."""
+        groups = [group for answer in batch if (group := self._collector.add(answer)) is not None]
+        asked = [group.judgement for group in groups if group.judgement is not None]
+        self._context.write(JUDGEMENTS.kind, self._new_rows(asked))
+
     def _judge(
         self, answer: Answer, rule: Score, answer_judgements: Sequence[Judgement], call_judgements: Sequence[Judgement]
     ) -> tuple[Score, JudgeResults]:
@@ -106,7 +118,8 @@ class _ScoresRun:
         if judge_verdicts:
             judge = judging.judge_queue.judge
             score, status = decide(rule, list(judge_verdicts.values()), judge.on_failed, judge.is_correct)
-        return score, JudgeResults(status, judge_verdicts, self._votes(answer, call_judgements))
+        votes = self._votes(answer, call_judgements)
+        return score, JudgeResults(status, judge_verdicts, votes, self._picks.get(answer.key))
 
     def _votes(self, answer: Answer, call_judgements: Sequence[Judgement]) -> tuple[int, int, int] | None:
         if not self._judging.judge_queue.has_votes(answer):
@@ -148,7 +161,7 @@ def scored_row(
     return {
         **{name: row[name] for name in COPIED_COLUMNS},
         "prediction": prediction,
-        "is_valid_answer": answer.has_ended and bool(prediction),
+        "is_valid_answer": (answer.has_ended or answer.is_answered) and bool(prediction),
         "correct": score.correct,
         "score": score.score,
         "is_reward": is_scored and scorer.SCALE == "reward",
@@ -165,6 +178,7 @@ def scored_row(
         "votes_yes": yes,
         "votes_no": no,
         "votes_abstained": abstained,
+        "best_of": judged.best_of,
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from treadle.agent.call_cache import JournalCache
+from treadle.agent.judges.best_of import Choice
 from treadle.agent.judges.cases import Verdict
 from treadle.agent.judges.redundancy import Vote, cached_votes
 from treadle.core.errors import ArtifactError
@@ -47,7 +48,7 @@ class StoredJudgements:
         if said["grade"] is not None:  # Which grades are right may have changed since.
             said = {**said, "correct": self._judge_queue.judge.is_correct(said["grade"])}
         # The judge and the rollout may have had other names when the judgement was made.
-        return {**_head(judgement), **said}
+        return {**_head(judgement), "picked": None, **said}
 
     def judge_verdict(self, judgement: Judgement) -> JudgeVerdict:
         """Return a judge's verdict on an answer."""
@@ -90,7 +91,12 @@ def verdict_fields(prediction: str, verdict: Verdict) -> dict[str, Any]:
     return _said(verdict, verdict.correct is not None, **facts, parts=part_items(verdict.parts))
 
 
-def _said(reply: Verdict | Vote, is_parsed: bool, **facts: Any) -> dict[str, Any]:
+def choice_fields(choice: Choice) -> dict[str, Any]:
+    """Return the columns of a judgement that depend on a choice."""
+    return _said(choice, choice.picked is not None, picked=choice.picked)
+
+
+def _said(reply: Verdict | Vote | Choice, is_parsed: bool, **facts: Any) -> dict[str, Any]:
     """Return the columns of a judgement that depend on the reply; those of the other kind of judgement are null."""
     return {
         "prediction": "",

@@ -9,7 +9,7 @@ from treadle.environments.rollouts.tables import TOOL_COUNTS
 
 SCORES = Table(
     "scores",
-    6,
+    7,
     ("rollout_key",),
     pa.schema(
         [
@@ -26,7 +26,11 @@ SCORES = Table(
                 pa.string(),
                 "extracted answer, or empty; the beginning of the last turn if the scorer reads all",
             ),
-            column("is_valid_answer", pa.bool_(), "answered, with a non-empty prediction"),
+            column(
+                "is_valid_answer",
+                pa.bool_(),
+                "answered, or with a candidate for the answer, and the prediction is not empty",
+            ),
             column(
                 "correct",
                 pa.bool_(),
@@ -90,6 +94,13 @@ SCORES = Table(
             ),
             column("votes_no", pa.int32(), "votes that there is none", nullable=True),
             column("votes_abstained", pa.int32(), "replies without a vote", nullable=True),
+            column(
+                "best_of",
+                pa.string(),
+                "whether a model picked it among the attempts at its question: picked, passed_over, or undecided if no "
+                "choice could be read; null if it was not compared",
+                nullable=True,
+            ),
         ]
     ),
     "One verdict per rollout.",
@@ -108,7 +119,7 @@ SCORES = Table(
 
 JUDGEMENTS = Table(
     "judgements",
-    2,
+    3,
     ("judgement_key",),
     pa.schema(
         [
@@ -120,11 +131,12 @@ JUDGEMENTS = Table(
             column(
                 "kind",
                 pa.string(),
-                "redundancy: votes on the calls of a trajectory; else the type of the judge, such as correctness",
+                "redundancy: votes on the calls of a trajectory; best_of: choice among attempts; else the type of the "
+                "judge, such as correctness",
             ),
             column("judge", pa.string(), "name of the model in the configuration"),
             column("question_key", pa.string(), "the question"),
-            column("rollout_key", pa.string(), "the trajectory, or the first one with this answer"),
+            column("rollout_key", pa.string(), "the trajectory, the first one with this answer, or the first attempt"),
             column("prediction", pa.string(), "the answer; empty if the trajectory is judged"),
             column("status", pa.string(), "parsed, or failed: no reply could be parsed"),
             column("correct", pa.bool_(), "the verdict on the answer; null without one", nullable=True),
@@ -133,6 +145,12 @@ JUDGEMENTS = Table(
             column("votes_yes", pa.int32(), "votes that there is a wasted call; null for answers", nullable=True),
             column("votes_no", pa.int32(), "votes that there is none", nullable=True),
             column("votes_abstained", pa.int32(), "replies without a vote", nullable=True),
+            column(
+                "picked",
+                pa.int32(),
+                "place of the chosen attempt among those with an answer, by sample_index, from 0; null without one",
+                nullable=True,
+            ),
             column("replies", STRINGS, "replies of the model, unchanged"),
             column("error", pa.string(), "why there is no verdict, or fewer votes than wanted", nullable=True),
             column("prompt_tokens", pa.int64(), "summed over its requests"),

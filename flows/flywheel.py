@@ -6,7 +6,7 @@ Prefect runs this file as a script under its stem, so it contains only flows.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import State, flow, get_run_logger
 from prefect.states import Completed
@@ -20,6 +20,7 @@ from treadle.tasks.prefect.brief_errors import report_errors_briefly
 from treadle.tasks.prefect.flow_runs import begin_flow_run, compact_events, flow_log
 from treadle.tasks.prefect.helper_flow import help_from_flow
 from treadle.tasks.prefect.run_names import flow_run_name, run_id_of
+from treadle.tasks.prefect.settings import ParameterForm
 from treadle.tasks.prefect.stage_task import run_stage
 from treadle.tasks.run_instances import run_instances
 from treadle.tasks.serving.servers import ModelServers
@@ -29,7 +30,7 @@ from treadle.tasks.serving.servers import ModelServers
 def flywheel(
     run_id: str | None = None,
     config_file: Path | None = None,
-    config: TreadleConfig | None = None,
+    config: Annotated[TreadleConfig, ParameterForm()] | None = None,
     root: str = "outputs",
     force: bool = False,
     accept_failures: bool = False,
@@ -84,7 +85,7 @@ def stage(
     run_id: str,
     instance: str,
     config_file: Path | None = None,
-    config: TreadleConfig | None = None,
+    config: Annotated[TreadleConfig, ParameterForm()] | None = None,
     root: str = "outputs",
     force: bool = False,
     accept_failures: bool = False,

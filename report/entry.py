@@ -31,7 +31,7 @@ def _run(context: StageContext) -> Mapping[str, Any]:
 
 REPORT_STAGE = Stage(
     name="report",
-    version=8,
+    version=9,
     settings=ReportSettings,
     consumes={"scores": "scores", "questions": "questions"},
     optional=frozenset({"questions"}),

@@ -12,16 +12,18 @@ import orjson
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.report.problems import compared_diagnoses, problems_markdown
-from treadle.report.tables import COMPARISONS, SUMMARY
+from treadle.report.tables import COMPARISONS, GROUPS, SUMMARY
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """Characters at the start of a cell that make a spreadsheet read it as a formula, or that it skips before one."""
 
 
-def as_json(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return both tables as JSON, row by row."""
-    both = {"summary": list(rows), "comparisons": list(comparisons)}
-    return orjson.dumps(both, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+def as_json(
+    rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> bytes:
+    """Return the tables as JSON, row by row."""
+    tables = {"summary": list(rows), "comparisons": list(comparisons), "groups": list(groups)}
+    return orjson.dumps(tables, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
@@ -58,4 +60,4 @@ def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
     comparisons = list(run.rows(record.outputs[COMPARISONS.kind]).rows())
     if format_name == "comparisons":
         return as_csv(comparisons, COMPARISONS.schema.names)
-    return as_json(list(summary.rows()), comparisons)
+    return as_json(list(summary.rows()), comparisons, list(run.rows(record.outputs[GROUPS.kind]).rows()))

@@ -1,4 +1,4 @@
-"""Split the rollouts of a data set by columns of its questions, such as level, topic or language."""
+"""Split the rollouts of a data set by columns of its questions, such as level or topic, and by their length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from treadle.core.runs.stage import Rows
 from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import by_dataset, sums_of
-from treadle.eval.metrics import heading_of
+from treadle.eval.figures.response_lengths import BUCKET_NAMES, by_length
+from treadle.eval.metrics import heading_of, is_share
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.report.layout import figure_text
 from treadle.report.summary import figure_interval, interval_columns
@@ -49,12 +50,15 @@ def group_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of the table `groups` of one model: by data set, column, value and figure.
 
-    A column splits a data set if its questions have between 2 and 30 different values.
+    A column splits a data set if its questions have between 2 and 30 different values. The splits by length follow.
     """
     for dataset, ours in by_dataset(rollouts).items():
         for column, parts in _split(ours, groups, settings.group_by).items():
             for value in sorted(parts, key=_order):
                 yield from _rows(model, dataset, column, value, parts[value], settings)
+        for split, parts in by_length(ours).items():
+            for name, part in parts.items():
+                yield from _rows(model, dataset, split, name, part, settings)
 
 
 def _split(
@@ -89,28 +93,36 @@ def _rows(
         yield {**place, **interval, **size, "num_undecided": sums.num_undecided}
 
 
-def group_tables(rows: Iterable[Mapping[str, Any]]) -> list[Figures]:
+def group_tables(rows: Iterable[Mapping[str, Any]], *, in_percent: bool = False) -> list[Figures]:
     """Return a table per data set and column with a line per model and value."""
     tables: dict[tuple[str, str], dict[tuple[str, str], dict[str, Mapping[str, Any]]]] = {}
     for row in rows:
         lines = tables.setdefault((row["dataset"], row["column"]), {})
         lines.setdefault((row["group"], row["model"]), {})[row["figure"]] = row
-    return [_table(dataset, column, lines) for (dataset, column), lines in tables.items()]
+    return [_table(dataset, column, lines, in_percent) for (dataset, column), lines in tables.items()]
 
 
-def _table(dataset: str, column: str, lines: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]]) -> Figures:
+def _table(
+    dataset: str, column: str, lines: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]], in_percent: bool
+) -> Figures:
     names = list(dict.fromkeys(name for figures in lines.values() for name in figures))
     body = []
     for (group, model), figures in sorted(lines.items(), key=lambda line: (_order(line[0][0]), line[0][1])):
         size = next(iter(figures.values()))["num_questions"]
-        cells = (figure_text(name, figures.get(name), with_interval=name == "accuracy") for name in names)
+        cells = (
+            figure_text(name, figures.get(name), in_percent=in_percent, with_interval=name == "accuracy")
+            for name in names
+        )
         body.append((group, model, size, *cells))
-    heads = (f"{heading_of(name)} [95 %]" if name == "accuracy" else heading_of(name) for name in names)
+    heads = [f"{heading_of(name)}, %" if in_percent and is_share(name) else heading_of(name) for name in names]
+    heads = [f"{head} [95 %]" if name == "accuracy" else head for head, name in zip(heads, names, strict=True)]
     return Figures(f"{dataset} by {column}", (column, "model", "questions", *heads), tuple(body), num_names=2)
 
 
 def _order(value: str) -> tuple[bool, float, str]:
-    """Return the key by which values are sorted: numbers first, by size."""
+    """Return the key by which values are sorted: numbers first, by size; ranges of tokens likewise."""
+    if value in BUCKET_NAMES:
+        return False, float(BUCKET_NAMES.index(value)), value
     try:
         return False, float(value), value
     except ValueError:

@@ -89,7 +89,7 @@ def _files(
 ) -> dict[str, bytes]:
     return {
         "report.md": render_report(rows, comparisons, settings, group_tables(groups)).encode(),
-        "summary.json": as_json(rows, comparisons),
+        "summary.json": as_json(rows, comparisons, groups),
         "summary.csv": as_csv(rows, SUMMARY.schema.names),
         "radar.svg": draw_radar(radar_axes(_radar_figures(rows))),
     }

@@ -64,7 +64,8 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
         for part in parts
     }
     for part in parts:
-        yield from _rows(model, part.dataset, [part], intervals[part.dataset], _counts([part]))
+        counts = {**part.quantiles, **_counts([part])}
+        yield from _rows(model, part.dataset, [part], intervals[part.dataset], counts)
     by_name = {part.dataset: part for part in parts}
     areas = {part.dataset: part.area for part in parts}
     for average, datasets in shown_averages(areas, settings.headline).items():

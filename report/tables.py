@@ -23,9 +23,9 @@ SUMMARY = Table(
             column(
                 "figure",
                 pa.string(),
-                "one of docs/behaviour/metrics.md, such as calls:<tool>; pass@k; or a number of rollouts: num_failed, "
-                "num_valid, status:..., scorer:..., judge_status:..., tools_used:..., votes:..., or "
-                "num_judged_jointly, judge_agreement, judge_kappa",
+                "one of docs/behaviour/metrics.md, such as calls:<tool>; pass@k; response_tokens:p50; or a number of "
+                "rollouts: num_failed, num_valid, status:..., scorer:..., judge_status:..., tools_used:..., "
+                "votes:..., or num_judged_jointly, judge_agreement, judge_kappa",
             ),
             column("value", pa.float64(), "the figure; null if no rollout has it", nullable=True),
             column("low", pa.float64(), "95 % interval, lower end; null if there is none", nullable=True),
@@ -34,7 +34,7 @@ SUMMARY = Table(
                 "method",
                 pa.string(),
                 "how the interval was made: wilson, clustered, bootstrap, normal, constant, unknown; combined for "
-                "means over data sets; null for numbers of rollouts",
+                "means over data sets; null for numbers of rollouts and quantiles",
                 nullable=True,
             ),
             column("num_datasets", pa.int32(), "data sets that it averages; 1 for a data set"),
@@ -96,8 +96,14 @@ GROUPS = Table(
         [
             column("model", pa.string(), "model of the rollouts"),
             column("dataset", pa.string(), "data set"),
-            column("column", pa.string(), "column of its questions, such as Level, topic or info.lang"),
-            column("group", pa.string(), "value of that column; (none) for questions without one"),
+            column(
+                "column",
+                pa.string(),
+                "column of its questions, such as Level, topic or info.lang; or response tokens, and quarters by them",
+            ),
+            column(
+                "group", pa.string(), "value of that column; (none) for questions without one; or the range of tokens"
+            ),
             column("figure", pa.string(), "accuracy, score or reward, num_turns, calls_requested, completion_tokens"),
             column("value", pa.float64(), "the figure; null if no rollout has it", nullable=True),
             column("low", pa.float64(), "95 % interval, lower end; null if there is none", nullable=True),
@@ -108,6 +114,6 @@ GROUPS = Table(
             column("num_undecided", pa.int64(), "rows without this figure"),
         ]
     ),
-    "Figures by columns of questions: level, topic, category, language.",
+    "Figures by columns of questions (level, topic, category, language) and by the length of responses.",
     required=False,
 )

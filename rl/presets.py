@@ -100,8 +100,8 @@ AFM_WEB_32B: dict[str, Any] = {
     "overlong": "none",  # script: the judge alone
     "num_epochs": 2,  # script
     "max_steps": 60,  # script
-    "validation_steps": 20,  # script
-    "save_steps": 20,  # script
+    "validation_steps": 20,  # here
+    "save_steps": 20,  # here
     "num_devices": 8,  # script: 64 GPUs
     "num_nodes": 8,  # script
     "tensor_parallel": 8,  # script

@@ -15,12 +15,13 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from treadle.core.errors import ConfigError
 from treadle.core.runs.stage import Rows
 from treadle.core.store.exported import new_folder, write_facts
 from treadle.environments.rollouts.tables import TOOL_COUNTS
 from treadle.sft.llamafactory_rows import TAGS, alpaca_record, sharegpt_record
 from treadle.sft.openai_rows import openai_message, openai_record, tool_of
-from treadle.sft.row_text import COLUMNS, RowText
+from treadle.sft.row_text import COLUMNS, RowText, continues_trimmed
 
 DATASET_NAME = "sft"
 """Name of the data set in `dataset_info.json`."""
@@ -75,7 +76,8 @@ def export_rows(
 
     With `results_apart`, tool results inside a turn become messages of their own.
 
-    Raises ConfigError if `target` cannot be used (see `new_folder`), ArtifactError if the rows cannot be read,
+    Raises ConfigError if `target` cannot be used (see `new_folder`), or if a format without masks would train on the
+    same text in two rows, ArtifactError if the rows cannot be read,
     StorageError if writing fails.
     """
     chosen = FORMATS[name]
@@ -157,10 +159,27 @@ _DATASET_INFO: Mapping[str, dict[str, Any]] = {
 """Column mappings; without the system column LLaMA-Factory would add its template's own system message."""
 
 
+_TEXT_CARD = """---
+configs:
+- config_name: default
+  data_files: {name}.jsonl
+---
+
+# Fine-tuning rows
+
+Trajectories of a tool-using agent as text, in the format {name}. `rows.jsonl` has the origin of each row, in the same
+order.
+
+Read it with `datasets.load_dataset(folder)` or `pandas.read_json(folder + "/{name}.jsonl", lines=True)`.
+"""
+
+
 def _lines(name: str, record: Callable[[RowText], dict[str, Any]]) -> _Write:
     def write(batches: Iterator[pa.RecordBatch], folder: Path, results_apart: bool) -> None:
+        (folder / "README.md").write_text(_TEXT_CARD.format(name=name), encoding="utf-8")
         with (folder / f"{name}.jsonl").open("wb") as file:
             for batch in batches:
+                _check_contexts(batch, name)
                 for text in _texts(batch, results_apart):
                     file.write(orjson.dumps(record(text)) + b"\n")
         if name in _DATASET_INFO:
@@ -170,6 +189,15 @@ def _lines(name: str, record: Callable[[RowText], dict[str, Any]]) -> _Write:
             (folder / "dataset_info.json").write_bytes(info)
 
     return write
+
+
+def _check_contexts(batch: pa.RecordBatch, name: str) -> None:
+    for row in batch.select(["rollout_key", "messages"]).to_pylist():
+        if continues_trimmed(row):
+            raise ConfigError(
+                f"row {row['rollout_key']} continues a trimmed context: {name} has no masks, so the turns before it "
+                "would be trained on twice; export the rows as hf"
+            )
 
 
 def _texts(batch: pa.RecordBatch, results_apart: bool) -> Iterator[RowText]:

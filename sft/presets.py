@@ -1,7 +1,8 @@
 """Published settings of `[sft]`: GAP (arXiv 2510.25320) and Agent Foundation Models, AFM (arXiv 2508.13167).
 
-Each value says where it comes from: "script" is the launch script published with the paper, "paper" the article, and
-"here" a choice of Treadle. A batch is the product of the script's accumulation and GPUs.
+Each value says where it comes from: "script" is the launch script published with the paper, "paper" the article,
+"default" a default of LLaMA-Factory, and "here" a choice of Treadle. A batch is the product of the script's
+accumulation and GPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ _COMMON: dict[str, Any] = {
     "deepspeed": "zero3",  # script
     "per_device_batch_size": 1,  # script
     "logging_steps": 10,  # script
-    "lr_scheduler_type": "cosine",  # paper
     "num_devices": 8,  # script
 }
 
@@ -23,6 +23,7 @@ GAP_3B: dict[str, Any] = {
     **_COMMON,
     "model": "Qwen/Qwen2.5-3B-Instruct",  # script
     "learning_rate": 1e-5,  # script
+    "lr_scheduler_type": "linear",  # default: neither script nor paper names one
     "warmup_ratio": 0.03,  # script
     "batch_size": 32,  # script: 16 x 2
     "num_train_epochs": 4.0,  # script
@@ -35,6 +36,7 @@ AFM_MHQA_7B: dict[str, Any] = {
     **_COMMON,
     "model": "Qwen/Qwen2.5-7B",  # script
     "learning_rate": 2e-5,  # script
+    "lr_scheduler_type": "linear",  # default: neither script nor paper names one
     "warmup_ratio": 0.03,  # script
     "batch_size": 32,  # script: 4 x 8
     "num_train_epochs": 4.0,  # script
@@ -53,6 +55,7 @@ AFM_WEB_7B: dict[str, Any] = {
     **_COMMON,
     "model": "Qwen/Qwen2.5-7B-Instruct",  # script
     "learning_rate": 1.4e-5,  # script
+    "lr_scheduler_type": "cosine",  # paper
     "warmup_ratio": 0.1,  # script
     "batch_size": 128,  # script: 16 x 8; paper: 256
     "num_train_epochs": 4.0,  # script; paper: 2.5
@@ -72,6 +75,7 @@ AFM_CODE_7B: dict[str, Any] = {
     **_COMMON,
     "model": "Qwen/Qwen2.5-Coder-7B-Instruct",  # script
     "learning_rate": 3e-5,  # script
+    "lr_scheduler_type": "cosine",  # paper
     "warmup_ratio": 0.1,  # paper; script: none
     "batch_size": 32,  # script: 4 x 8
     "num_train_epochs": 2.0,  # script

@@ -17,7 +17,7 @@ class RowText:
     """Conversation of a row.
 
     Attributes:
-        messages: As in the column `messages` of `sft_rows`, without the places of results.
+        messages: As in the column `messages` of `sft_rows`, without the places of results and of what a trim left.
         tools: {name, description, parameters} of the tools that can be called natively.
     """
 
@@ -33,8 +33,14 @@ class RowText:
         messages: list[dict[str, Any]] = []
         for message in orjson.loads(row["messages"]):
             spans = message.pop("results", [])
+            message.pop("num_carried_chars", None)
             messages += _split(message, spans) if results_apart else [message]
         return cls(messages, orjson.loads(row["tool_schemas"]))
+
+
+def continues_trimmed(row: Mapping[str, Any]) -> bool:
+    """Return whether a row begins with what a trim left of earlier turns, which only a mask keeps out of training."""
+    return any(message.get("num_carried_chars") for message in orjson.loads(row["messages"]))
 
 
 def _split(message: dict[str, Any], spans: list[list[int]]) -> Iterator[dict[str, Any]]:

@@ -105,7 +105,7 @@ class TreadleConfig(RlTables, DataTables, MixedSettings, _Tables):
         tables = {"environment": self.environment}
         tables |= {f"environments.{name}": one for name, one in self.environments.items()}
         for key, environment in tables.items():
-            yield f"{key}.search.summarizer", environment.summarizer_name
+            yield f"{key}.{environment.summarizer_key}", environment.summarizer_name
             yield from ((f"{key}.roles.{role}.model", one.model) for role, one in environment.role_models.items())
         for name, entry in stage_entries().items():
             if entry.table is not None:

@@ -72,6 +72,7 @@ class EvalOptions:
         judge_type: Type of the judge, as in `scores.judges.type`.
         judge_prompt: Its system prompt, or a file with it.
         judge_rubric: Its rubric, or a file with it.
+        best_of: Number of rollouts per question of which the judge picks the best.
         scorer: What scores the answers: a shipped type, an entry point, or a class as `my_scorers.py:Class`.
     """
 
@@ -98,6 +99,7 @@ class EvalOptions:
     judge_type: str | None = None
     judge_prompt: str | None = None
     judge_rubric: str | None = None
+    best_of: int | None = None
     scorer: str | None = None
 
 
@@ -344,7 +346,11 @@ def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
     told = _without_none({"type": options.judge_type, "prompt": options.judge_prompt, "rubric": options.judge_rubric})
     if "rubric" in told:
         told.setdefault("type", _RUBRIC)
+    if options.best_of is not None and options.samples is not None and options.samples < options.best_of:
+        raise ConfigError(f"--best-of {options.best_of} needs as many rollouts per question; raise --samples")
     if options.judge is None:
+        if options.best_of is not None:
+            raise ConfigError("--best-of needs a judge; name it with --judge MODEL")
         if options.judge_endpoints or options.judge_key_env:
             raise ConfigError("--judge-endpoint and --judge-key-env need a judge; name it with --judge MODEL")
         if told and not given.scores.judges.models:
@@ -367,7 +373,10 @@ def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
     judges = {"models": [_JUDGE], **told}
     if told.get("type", given.scores.judges.type) == _CORRECTNESS and (domains := _judged_domains(tree)):
         judges["domains"] = domains
-    tree["scores"] = merge(tree.get("scores", {}), {"judges": judges, "redundancy": {"model": _JUDGE}})
+    asked: dict[str, Any] = {"judges": judges, "redundancy": {"model": _JUDGE}}
+    if options.best_of is not None:
+        asked["best_of"] = {"model": _JUDGE, "attempts": options.best_of}
+    tree["scores"] = merge(tree.get("scores", {}), asked)
 
 
 def _judged_domains(tree: Mapping[str, Any]) -> list[str]:
@@ -383,7 +392,7 @@ def _judged_domains(tree: Mapping[str, Any]) -> list[str]:
 def _rollouts(options: EvalOptions) -> dict[str, Any]:
     sampling = _without_none({"temperature": options.temperature, "max_tokens": options.max_tokens})
     keys = {
-        "samples_per_question": options.samples,
+        "samples_per_question": options.samples if options.samples is not None else options.best_of,
         "max_total_tokens": options.max_total_tokens,
         "max_cost": options.max_cost,
         "sampling": sampling or None,

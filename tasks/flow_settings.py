@@ -55,7 +55,7 @@ class FlowSettings(Section):
     model and data set, from `pools` those of each round. Steps are iterations, phases or rounds. `wandb` and `mlflow`
     must be installed next to Treadle and read their environment variables; without a key W&B writes offline.
     `tensorboard` needs no package: its files are in `tensorboard/<run>` of the root, or TENSORBOARD_LOGGING_DIR.
-    Trainings report by `sft.trackers` and `rl.trackers`.
+    Trainings report their steps themselves, from the environment of their engine, by `sft.trackers` and `rl.trackers`.
     """
 
     @model_validator(mode="after")

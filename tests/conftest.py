@@ -8,10 +8,11 @@ import sys
 import hypothesis
 import pytest
 from support.schedule import SharedServers
+from support.sweep import examples
 from xdist.remote import Producer
 
 # The duration of an example only depends on the machine.
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples(100))
 hypothesis.settings.load_profile("untimed")
 
 # pytest imports readline, which exports the size of a terminal to all children, pytest's own workers included: views

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from treadle.core.errors import TreadleError
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
+from treadle.environments.planning.tools.pictures import PICTURES, read_picture
 from treadle.viewer import pages
 from treadle.viewer.catalogue import Catalogue, Snapshot
 from treadle.viewer.guard import Guard
@@ -43,6 +44,8 @@ _STATIC = {
 _REFRESH_S = 3.0
 _NO_STORE = {"cache-control": "no-store"}
 """Browsers must not cache the contents of a run."""
+MAX_SHOWN_PIXELS = 40_000_000
+"""Pixels of the largest picture that is served; browsers decode all of them."""
 _TRAJECTORY_PATH = "/{iteration}/{stage}/{key:path}"
 _PageValues = Callable[[Snapshot, LoadedTrajectory, Selection], Mapping[str, Any]]
 
@@ -61,6 +64,7 @@ def make_app(run: Run, trace_back: pages.TraceBack, *, refresh_s: float = _REFRE
         ),
         Route("/json" + _TRAJECTORY_PATH, _handle_errors(viewer.json)),
         Route("/text" + _TRAJECTORY_PATH, _handle_errors(viewer.text)),
+        Route("/picture/{digest}", _handle_errors(viewer.picture)),
         Route("/{path:path}", _not_found),
     ]
     return Starlette(
@@ -75,6 +79,7 @@ class _Viewer:
 
     def __init__(self, run: Run, refresh_s: float) -> None:
         self._run_id = run.run_id
+        self._pictures = run.store(PICTURES)
         self._catalogue = Catalogue(run, refresh_s=refresh_s)
         self._templates = _templates()
 
@@ -111,6 +116,19 @@ class _Viewer:
         if not (place.isascii() and place.isdecimal() and len(place) < 10) or int(place) >= len(one.segments):
             raise HTTPException(404, "There is no such segment.")
         return PlainTextResponse(sanitize(one.segments[int(place)]["text"]), 200, _NO_STORE)
+
+    def picture(self, request: Request) -> Response:
+        """Return a picture of the run's store, with the type that its own bytes give; anything else is not served."""
+        digest = request.path_params["digest"]
+        try:
+            data = self._pictures.get(digest)
+            found = None if data is None else read_picture(data, MAX_SHOWN_PIXELS)
+        except ValueError:
+            found = None
+        # The digest is checked, so what the page names is what it shows.
+        if found is None or found.digest != digest:
+            raise HTTPException(404, "There is no such picture in this run.")
+        return Response(found.data, 200, {**_NO_STORE, "content-disposition": "inline"}, found.media_type)
 
     def refused(self, request: Request, error: HTTPException) -> Response:
         """Show an error page for an HTTP error."""

@@ -20,7 +20,7 @@ from treadle.viewer.index import FilterValue, SelectionResult, neighbours
 from treadle.viewer.reading import LoadedTrajectory, read_segments
 from treadle.viewer.segments import pieces_of, timeline_of
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, SORTS, Selection
-from treadle.viewer.turns import opening_text, turn_heads
+from treadle.viewer.turns import opening_text, trimmed_places, turn_heads
 from treadle.viewer.verdicts import STYLES, reward_of, verdict_of
 from treadle.web.record.run_entries import RunEntries
 
@@ -102,6 +102,7 @@ def trajectory(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) 
         **_frame(snapshot, one, selection),
         "pieces": pieces,
         "heads": heads,
+        "trimmed": trimmed_places(one.segments),
         "has_frames": has_frames,
         "opening": opening_text(one.row) if heads else "",
         "num_left_out": len(one.segments) - len(pieces),
@@ -239,7 +240,7 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
         ("made by", facts["instance"]),
         ("operator", _operator(one)),
         ("step" if one.kind == "rl_rollouts" else "sample", facts["round" if one.kind == "rl_rollouts" else "sample"]),
-        ("samples", len(one.samples) if len(one.samples) > 1 else None),
+        ("contexts", len(one.samples) if len(one.samples) > 1 else None),
         ("prompt tokens", row.get("prompt_tokens")),
         ("all tokens", row.get("total_tokens")),
         ("branches before", row.get("branch_depth")),

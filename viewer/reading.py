@@ -130,9 +130,13 @@ def _judgements(snapshot: Snapshot, part: InstancePart, one: LoadedTrajectory) -
     rows = part.joined.judgements.rows(one.facts["question_key"], _JUDGEMENT)
     of_answer = [row for row in rows if row["prediction"] and row["prediction"] == one.score["prediction"]]
     has_votes = one.score["votes_abstained"] is not None
-    of_trajectory = [row for row in rows if not row["prediction"] and (has_votes or row["kind"] != "redundancy")]
+    left_out = ("best_of",) if has_votes else ("best_of", "redundancy")
+    of_trajectory = [row for row in rows if not row["prediction"] and row["kind"] not in left_out]
     own = [row for row in of_trajectory if row["rollout_key"] == one.facts["key"]]
-    return of_answer + (own or [row for row in of_trajectory if _has_same_input(snapshot, one, row["rollout_key"])])
+    own = own or [row for row in of_trajectory if _has_same_input(snapshot, one, row["rollout_key"])]
+    # A question has one choice, which all its attempts share.
+    choices = [row for row in rows if row["kind"] == "best_of"] if one.score["best_of"] is not None else []
+    return of_answer + own + choices
 
 
 def _has_same_input(snapshot: Snapshot, one: LoadedTrajectory, key: str) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from treadle.agent.dialects.base import FRAME, REASONING, RESULT, TEXT, TOOL_CALL
 from treadle.agent.dialects.tag_table import Tag
 from treadle.core.answers.extraction import ANSWER
+from treadle.environments.planning.tools.pictures import noted_picture
 from treadle.viewer.turns import SPEAKERS, has_markers
 from treadle.web.record.run_entries import shown_sources
 
@@ -67,6 +68,8 @@ class ShownSegment:
     """Number of tokens that training learns to write; None if unknown."""
     sources: Sequence[str] = ()
     """URLs of the pages that a call used on the web."""
+    picture: str = ""
+    """Digest of the picture that a call looked at, in the run's store; empty for other pieces."""
 
     @property
     def is_plain(self) -> bool:
@@ -128,6 +131,7 @@ def pieces_of(
                 num_tokens=end - start,
                 num_targets=None if targets is None else int(targets[start:end].sum()),
                 sources=shown_sources(call.get("sources", ()), addresses),
+                picture=noted_picture(call.get("note", "")),
             )
         )
     return pieces

@@ -67,6 +67,12 @@ def turn_heads(
     return heads
 
 
+def trimmed_places(segments: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Return the indices of the segments before which the context was trimmed; without token ids they are unknown."""
+    pairs = enumerate(zip(segments, segments[1:], strict=False), 1)
+    return frozenset([place for place, (before, after) in pairs if after["start"] < before["end"]])
+
+
 @dataclass(slots=True)
 class _Group:
     """Neighbouring segments of one speaker. `kind` is empty for the policy; `end`: sample, and offset in its ids."""
@@ -78,12 +84,13 @@ class _Group:
 
 def _groups(segments: Sequence[Mapping[str, Any]]) -> list[_Group]:
     groups: list[_Group] = []
-    sample = offset = 0
+    trimmed = trimmed_places(segments)
+    sample = 0
     is_open = False
     for place, segment in enumerate(segments):
         kind = segment["kind"]
         # The offsets of another sample begin at 0 again.
-        sample += segment["start"] < offset
+        sample += place in trimmed
         offset = segment["end"]
         if kind in SYSTEM_KINDS:
             is_open = False

@@ -45,6 +45,16 @@ class ShownVotes(NamedTuple):
     """Reason if fewer votes were requested than configured."""
 
 
+class ShownChoice(NamedTuple):
+    """Whether a judge picked the trajectory among the attempts at its question."""
+
+    state: str
+    judge: str
+    """Name of the judge; empty if none had to be asked."""
+    replies: list[str]
+    error: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownVerdict:
     """The verdict on a trajectory."""
@@ -60,6 +70,7 @@ class ShownVerdict:
     """Figures by name; None without a value."""
     said: list[JudgeReply] = field(default_factory=list)
     votes: ShownVotes | None = None
+    choice: ShownChoice | None = None
     error: str | None = None
 
     @property
@@ -92,7 +103,7 @@ def verdict_of(one: LoadedTrajectory) -> ShownVerdict:
 
 def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> ShownVerdict:
     judges = orjson.loads(row.get("judges") or "{}")
-    errors = {one["judge"]: one["error"] for one in judgements if one["kind"] != "redundancy"}
+    errors = {one["judge"]: one["error"] for one in judgements if one["kind"] not in ("redundancy", "best_of")}
     parts = {part["name"]: part["value"] for part in row["parts"]}
     measures = {"score": row["score"], **parts} | ({} if row["is_reward"] else {"efficiency": row["efficiency"]})
     return ShownVerdict(
@@ -114,6 +125,7 @@ def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str,
             for name, said in judges.items()
         ],
         votes=_votes(row, judgements),
+        choice=_choice(row, judgements),
         error=row["error"],
     )
 
@@ -125,6 +137,16 @@ def _votes(row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> S
         return None
     cast: Mapping[str, Any] = next((one for one in judgements if one["kind"] == "redundancy"), {})
     return ShownVotes(yes, no, abstained, cast.get("judge", ""), cast.get("replies", []), cast.get("error"))
+
+
+def _choice(row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> ShownChoice | None:
+    """Return the choice among attempts, or None if this one was not compared."""
+    if row["best_of"] is None:
+        return None
+    made: Mapping[str, Any] = next((one for one in judgements if one["kind"] == "best_of"), {})
+    return ShownChoice(
+        row["best_of"].replace("_", " "), made.get("judge", ""), made.get("replies", []), made.get("error")
+    )
 
 
 def _replies(said: Mapping[str, Any]) -> list[str]:

@@ -46,6 +46,15 @@ _TAG = re.compile(rf"<(?={_BLANK}(?:/{_BLANK})?[A-Za-z_][^<>]*>)")
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """One of several trajectories of a question."""
+
+    segments: Sequence[Segment]
+    answer: str
+    """The extracted answer; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """Blocks of data, and the nonce that all their tags end in."""
 
@@ -83,6 +92,25 @@ def trajectory_views(
         yield trajectory_view(question, answers, segments, seed, max_chars, max_segments=max_segments)
 
 
+def attempt_views(question: str, attempts: Sequence[Attempt], seed: int) -> Iterator[View]:
+    """Yield ever shorter views of several trajectories of a question, never with gold answers.
+
+    The blocks of the first one are named `attempt_1_` and the kind of the segment, and so on; `attempt_1_final_answer`
+    at its end is the answer that counts, which is left out if there is none.
+    """
+    sizes: list[tuple[int, int | None]] = [(chars, None) for chars in SEGMENT_CHARS]
+    most = max((len(attempt.segments) for attempt in attempts), default=0)
+    sizes += [(SEGMENT_CHARS[-1], count) for count in SEGMENT_COUNTS if count < most]
+    for max_chars, max_segments in sizes:
+        blocks = [("question", shortened(question, MAX_QUESTION_CHARS))]
+        for number, attempt in enumerate(attempts, 1):
+            parts = _segment_blocks(attempt.segments, max_chars, max_segments)
+            if attempt.answer.strip():
+                parts.append(("final_answer", shortened(attempt.answer, MAX_PREDICTION_CHARS)))
+            blocks += [(f"attempt_{number}_{name}", text) for name, text in parts]
+        yield delimited(blocks, seed)
+
+
 def trajectory_view(
     question: str,
     answers: Sequence[str] | None,
@@ -97,17 +125,23 @@ def trajectory_view(
     template writes between them is left out. Segments longer than `max_segment_chars` are shortened. Of more than
     `max_segments`, half are shown from each end, with a block named note in place of the others.
     """
+    parts = _segment_blocks(segments, max_segment_chars, max_segments)
+    gold = [] if answers is None else [("gold", _gold(answers))]
+    return delimited([("question", shortened(question, MAX_QUESTION_CHARS)), *gold, *parts], seed)
+
+
+def _segment_blocks(segments: Iterable[Segment], max_chars: int, max_segments: int | None) -> list[tuple[str, str]]:
+    """Return a block per segment; see `trajectory_view`."""
     parts = [
-        (_block_name(segment.kind), shortened(_inside(segment), max_segment_chars))
+        (_block_name(segment.kind), shortened(_inside(segment), max_chars))
         for segment in segments
         if segment.kind != FRAME
     ]
-    if max_segments is not None and len(parts) > max_segments:
-        half = max_segments // 2
-        note = ("note", f"[{len(parts) - 2 * half} blocks left out]")
-        parts = [*parts[:half], note, *parts[-half:]]
-    gold = [] if answers is None else [("gold", _gold(answers))]
-    return delimited([("question", shortened(question, MAX_QUESTION_CHARS)), *gold, *parts], seed)
+    if max_segments is None or len(parts) <= max_segments:
+        return parts
+    half = max_segments // 2
+    note = ("note", f"[{len(parts) - 2 * half} blocks left out]")
+    return [*parts[:half], note, *parts[-half:]]
 
 
 def escape_untrusted(text: str) -> str:

@@ -113,6 +113,12 @@ _eval_options = combine_options(
     ),
     click.option("--judge-prompt", metavar="TEXT|FILE", help="System prompt of the judge; a file ends in .txt or .md."),
     click.option("--judge-rubric", metavar="TEXT|FILE", help="Rubric by which the judge grades every answer."),
+    click.option(
+        "--best-of",
+        type=click.IntRange(2, 16),
+        metavar="K",
+        help="Let the judge pick the best of K rollouts per question, without the right answer.",
+    ),
     click.option("-r", "--run", "run_id", metavar="NAME", help="Name of the run. [default: from model and benchmarks]"),
 )
 

@@ -171,6 +171,31 @@ def trajectories(
 
 
 @export.command(
+    "answers",
+    short_help="Answers as JSON Lines, one per question and round: steps, prediction, verdict.",
+    epilog="Example:  treadle export answers --run first --out answers",
+)
+@click.option("--model", help="Only the rollouts of this model.")
+@run_option
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--force", is_flag=True, help="Replace an earlier export in that folder.")
+@root_option
+@json_option
+def answers(run_id: str, out: Path, force: bool, root: str, as_json: bool, model: str | None) -> None:
+    """Write answers.jsonl in the form of published evaluations of web agents (arXiv 2508.13167).
+
+    Each scored rollout has a line: question_id, question, Level, golden_answer, prediction (null without an answer),
+    llm_judge, steps, status (completed, error or invalid_format), error, raw; and correct, round, model, dataset.
+    """
+    from treadle.core.runs.run import Run
+    from treadle.tasks.exchange.answers_export import export_answers
+
+    wanted = ExportOptions(run_id, None, out, force, root, as_json)
+    facts = export_answers(Run.open(root, run_id), out, model=model, replace=force)
+    wanted.tell(facts, f"{facts['num_rows']:,} answers of {run_id}: {facts['file']}")
+
+
+@export.command(
     "report",
     short_help="Figures of evaluation and comparisons, as JSON, CSV or markdown.",
     epilog="Example:  treadle export report --run first --out summary.csv",
@@ -179,7 +204,7 @@ def trajectories(
     "--format",
     "format_name",
     type=click.Choice(REPORT_FORMATS),
-    help="json: both tables; csv: the figures; comparisons: the comparisons as CSV; md: the text report. "
+    help="json: all tables; csv: the figures; comparisons: the comparisons as CSV; md: the text report. "
     "Default: json, csv or md, by the extension of --out.",
 )
 @export_options(

@@ -57,6 +57,8 @@ def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
     fields = record.model_dump(mode="json")
     if "summary" in record.outputs:
         fields["summary"] = [line.as_dict() for line in summary_lines(run.rows(record.outputs["summary"]).rows())]
+        if "groups" in record.outputs:
+            fields["groups"] = list(run.rows(record.outputs["groups"]).rows())
     if record.outputs.keys() & {"rollouts", "scores"}:
         fields["diagnoses"] = [one.as_dict() for one in diagnoses_of(record, run)]
     return fields

@@ -19,7 +19,7 @@ from treadle.environments.settings import DEFAULT_TYPE
 from treadle.tasks.inspection.lineage import FoundRollout
 from treadle.viewer.segments import call_kinds, calls_by_place, style_of
 from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
-from treadle.viewer.turns import POLICY, opening_text, turn_heads
+from treadle.viewer.turns import POLICY, opening_text, trimmed_places, turn_heads
 from treadle.web.record.run_entries import shown_sources
 
 SEGMENT_STYLES = {
@@ -89,7 +89,10 @@ def _body(found: FoundRollout) -> Text:
     heads = turn_heads(found.segments, row.get("samples") or (), row.get("turn_rewards") or (), row["num_turns"])
     if heads and (opening := opening_text(row)):
         body.append(sanitize(opening) + "\n\n", style="dim")
+    trimmed = trimmed_places(found.segments)
     for place, segment in enumerate(found.segments):
+        if place in trimmed:
+            body.append("-- context trimmed: from here on, the model saw only a part of the above --\n", style="dim")
         if segment["kind"] == FRAME:
             continue
         if head := heads.get(place):

@@ -34,6 +34,11 @@ MAX_ROW_BYTES = 64 * 2**20
 """Maximum length of a line in bytes; a longer one is skipped and reported. 10 MB of text always fit, however they are
 escaped."""
 _BOM = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar")
+_SHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
+_ROW_FIELDS = frozenset({"question", "problem", "prompt", "query", "input", "instruction"})
+"""Fields of text, in lower case, with which a JSON object is a row itself, whatever lists it has."""
 _RAW_CHARS = 2_000
 
 
@@ -104,10 +109,18 @@ def format_of(path: Path, configured: FileFormat | None = None) -> FileFormat:
     try:
         return FORMATS[path.suffix.lower()]
     except KeyError:
-        raise DataError(
-            f"input file {path}: its format cannot be inferred from {path.suffix or 'a name without suffix'!r}; "
-            f"name it {', '.join(FORMATS)} or set format"
-        ) from None
+        raise DataError(f"input file {path}{_unknown(path)}") from None
+
+
+def _unknown(path: Path) -> str:
+    """Return what to do with a file whose suffix stands for no format."""
+    suffix = path.suffix.lower()
+    if suffix in _PACKED:
+        return f" is packed ({suffix}); unpack it"
+    if suffix in _SHEETS:
+        return f" is a spreadsheet ({suffix}); save it as CSV"
+    named = repr(path.suffix) if path.suffix else "a name without suffix"
+    return f": its format cannot be inferred from {named}; name it {', '.join(FORMATS)} or set format"
 
 
 def read_rows(
@@ -147,9 +160,17 @@ def _read_jsonl(path: Path, max_row_bytes: int) -> Iterator[InputRow]:
                 _skip_line(stream, max_row_bytes)
                 yield InputRow(number, None, "too_long", f"the line has more than {max_row_bytes:,} bytes", line)
                 continue
-            line = line.removeprefix(_BOM) if number == 1 else line
+            if number == 1:
+                _refuse_utf_16(path, line)
+                line = line.removeprefix(_BOM)
             if line.strip():
                 yield parse_line(number, line.rstrip(b"\r\n"))
+
+
+def _refuse_utf_16(path: Path, head: bytes) -> None:
+    """Raise DataError for a file that begins with the mark of UTF-16, as some shells of Windows write them."""
+    if head.startswith(_UTF_16):
+        raise DataError(f"input file {path} is UTF-16; save it as UTF-8")
 
 
 def _skip_line(stream: io.BufferedReader, max_row_bytes: int) -> None:
@@ -182,8 +203,13 @@ def _as_row(number: int, value: object, source: bytes | None) -> InputRow:
 
 def _read_json(path: Path, max_row_bytes: int) -> Iterator[InputRow]:
     with path.open("rb") as stream:
-        head = stream.read(4096).removeprefix(_BOM).lstrip()
-    if not head.startswith(b"[") and not _spans_lines(head):
+        head = stream.read(4096)
+        _refuse_utf_16(path, head)
+        head = head.removeprefix(_BOM).lstrip()
+        is_array, is_object = head.startswith(b"["), head.startswith(b"{")
+        # An object without a second one after it is the whole file, whether or not it is written on one line.
+        is_whole = is_array or _spans_lines(head) or (is_object and _has_one_line(stream, max_row_bytes))
+    if not is_whole:
         # Many files named .json hold one object per line.
         yield from _read_jsonl(path, max_row_bytes)
         return
@@ -210,9 +236,22 @@ def _spans_lines(head: bytes) -> bool:
     return False
 
 
+def _has_one_line(stream: io.BufferedReader, max_row_bytes: int) -> bool:
+    """Return whether a file has one line with text, which is short enough to be read."""
+    stream.seek(0)
+    line = stream.readline(max_row_bytes)
+    while line.strip() == b"" and line:
+        line = stream.readline(max_row_bytes)
+    if len(line) == max_row_bytes and not line.endswith(b"\n"):
+        return False
+    return not any(rest.strip() for rest in iter(lambda: stream.read(4096), b""))
+
+
 def _rows_of_object(path: Path, value: object) -> list[Any]:
     """Return the rows of one JSON object: those in its list, as in `{"version": 1, "data": [...]}`, or itself."""
     fields = value if isinstance(value, dict) else {}
+    if any(isinstance(one, str) and str(name).lower() in _ROW_FIELDS for name, one in fields.items()):
+        return [value]
     lists = {name: one for name, one in fields.items() if isinstance(one, list) and one and isinstance(one[0], dict)}
     if len(lists) > 1:
         names = ", ".join(repr(str(name)[:40]) for name in list(lists)[:12])

@@ -34,7 +34,7 @@ from treadle.datagen.pools.pool import (
     ranked,
 )
 from treadle.datagen.pools.role_usage import RoleUsage, TrackedCache, count_rollout
-from treadle.datagen.pools.verdicts import case_of, prediction_of, verdict_on
+from treadle.datagen.pools.verdicts import case_of, has_answered, prediction_of, verdict_on
 
 T = TypeVar("T")
 
@@ -336,7 +336,7 @@ class Evolution:
                 self._question,
                 self._row["answers"],
                 prediction,
-                answered=trajectory.status == "answered",
+                answered=has_answered(trajectory),
                 seed=self._seed("judge", prediction),
                 deadline=self._deadline + _GRACE_S,
             ),

@@ -10,11 +10,17 @@ from treadle.agent.judges.cases import Case, Verdict, Verifier
 from treadle.agent.trajectory import Trajectory
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.errors import DeadlineExceeded, ModelError
+from treadle.environments.scorers.scoring import has_given
 
 
 def prediction_of(trajectory: Trajectory) -> str:
     """Return the answer of a trajectory; empty without one."""
     return extract_prediction([{"kind": one.kind, "text": one.text} for one in trajectory.segments])
+
+
+def has_answered(trajectory: Trajectory) -> bool:
+    """Return whether a trajectory ended with an answer, or has a candidate that stands for it."""
+    return has_given(trajectory.status, trajectory.outcome)
 
 
 def case_of(task: Task, answers: Sequence[str], prediction: str, *, answered: bool, seed: int, deadline: float) -> Case:

@@ -1,14 +1,14 @@
 """Build the token ids and loss labels of fine-tuning rows from the rollout's own ids and segments.
 
-A row ends with the last id that the model wrote: what the system wrote after it is no part of a row.
+A row ends with the last id that the model wrote: what the system wrote after it is no part of a row. A trajectory whose
+context was trimmed has several samples; each is a row, behind the prompt that the model saw.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +29,9 @@ Span = Sequence[int]
 
 
 class IdColumns:
-    """The samples of a batch of trajectories, read row by row without converting all of them to Python lists.
+    """The samples of a batch of trajectories, read one by one without converting all of them to Python lists.
 
-    Raises ArtifactError for a trajectory of several samples. A failed rollout has none.
+    Methods take the number of a trajectory in the batch and that of its sample. A failed rollout has none.
     """
 
     NAMES = ("samples",)
@@ -39,8 +39,6 @@ class IdColumns:
     def __init__(self, batch: pa.RecordBatch) -> None:
         samples: pa.ListArray = batch.column("samples")
         self._places = samples.offsets.to_pylist()
-        if any(after - before > 1 for before, after in itertools.pairwise(self._places)):
-            raise ArtifactError("a trajectory consists of several token sequences, which sft_rows does not support")
         self._values: dict[str, np.ndarray] = {}
         self._offsets: dict[str, list[int]] = {}
         for name in ("prompt_ids", "training_prompt_ids", "ids", "origins"):
@@ -49,43 +47,49 @@ class IdColumns:
             self._offsets[name] = column.offsets.to_pylist()
         self._is_hinted = samples.values.field("training_prompt_ids").is_valid().to_pylist()
 
-    def _ends(self, name: str, row: int) -> tuple[int, int]:
-        offsets = self._offsets[name]
-        return offsets[self._places[row]], offsets[self._places[row + 1]]
+    def num_samples(self, row: int) -> int:
+        """Return the number of samples of a trajectory."""
+        return int(self._places[row + 1] - self._places[row])
 
-    def _of(self, name: str, row: int) -> np.ndarray:
-        start, end = self._ends(name, row)
-        values: np.ndarray = self._values[name][start:end]
+    def _of(self, name: str, row: int, sample: int) -> np.ndarray:
+        place, offsets = self._places[row] + sample, self._offsets[name]
+        end = offsets[place + 1] if place < self._places[row + 1] else offsets[place]
+        values: np.ndarray = self._values[name][offsets[place] : end]
         return values
 
-    def _prompt_name(self, row: int) -> str:
-        """Return the name of the column with the only prompt that may be trained on: the one without a hint."""
-        place = self._places[row]
-        has_sample = self._places[row + 1] > place
-        return "training_prompt_ids" if has_sample and self._is_hinted[place] else "prompt_ids"
+    def _prompt(self, row: int, sample: int) -> np.ndarray:
+        """Return the only prompt that may be trained on: the one without a hint."""
+        place = self._places[row] + sample
+        is_hinted = place < self._places[row + 1] and self._is_hinted[place]
+        return self._of("training_prompt_ids" if is_hinted else "prompt_ids", row, sample)
 
-    def num_prompt(self, row: int) -> int:
+    def num_prompt(self, row: int, sample: int = 0) -> int:
         """Return the number of tokens before the first turn, without a hint; 0 in text mode."""
-        start, end = self._ends(self._prompt_name(row), row)
-        return end - start
-
-    def num_output(self, row: int) -> int:
-        """Return the number of tokens after the prompt; 0 in text mode."""
-        start, end = self._ends("ids", row)
-        return end - start
+        return len(self._prompt(row, sample))
 
     def prompt_digest(self, row: int) -> str:
-        """Return the digest of the prompt's ids without a hint, comparable with `Prompt.digest`."""
-        return digest_of(self._of(self._prompt_name(row), row))
+        """Return the digest of the first prompt's ids without a hint, comparable with `Prompt.digest`."""
+        return digest_of(self._prompt(row, 0))
 
-    def output(self, row: int) -> list[int]:
-        """Return the ids after the prompt."""
-        ids: list[int] = self._of("ids", row).tolist()
+    def carried(self, row: int, sample: int) -> list[int]:
+        """Return the ids that a trim left of earlier turns: what this prompt has after the first one.
+
+        Raises ArtifactError if the prompt begins in another way.
+        """
+        first, prompt = self._prompt(row, 0), self._prompt(row, sample)
+        if not np.array_equal(prompt[: len(first)], first):
+            raise ArtifactError("a later sample of a trajectory begins with another prompt; run the rollouts again")
+        carried: list[int] = prompt[len(first) :].tolist()
+        return carried
+
+    def output(self, row: int, sample: int = 0) -> list[int]:
+        """Return the ids after the prompt; empty in text mode."""
+        ids: list[int] = self._of("ids", row, sample).tolist()
         return ids
 
-    def origins(self, row: int) -> bytes:
+    def origins(self, row: int, sample: int = 0) -> bytes:
         """Return the origin of each id after the prompt, one byte per id."""
-        return self._of("origins", row).tobytes()
+        return self._of("origins", row, sample).tobytes()
 
 
 def digest_of(ids: np.ndarray | Sequence[int]) -> str:
@@ -125,12 +129,16 @@ class Turns:
         ids: Token ids; empty in text mode.
         system: Spans of the ids that the system wrote: results, messages and frames.
         results: Those of them that are tool results inside a turn.
+        carried: Ids between the prompt and these, which a trim left of earlier turns; they have no loss.
+        is_last: Whether the trajectory ends here; otherwise the turn goes on in another row.
     """
 
     messages: Sequence[Mapping[str, Any]]
     ids: Sequence[int]
     system: Sequence[Span]
     results: Sequence[Span]
+    carried: Sequence[int] = ()
+    is_last: bool = True
 
     @classmethod
     def of(cls, segments: Sequence[Segment], ids: Sequence[int], origins: bytes, dialect: Dialect) -> Turns:
@@ -138,6 +146,20 @@ class Turns:
         end = num_row_ids(origins)
         results = [(one.start, one.end) for one in segments if one.kind == RESULT and one.start < one.end <= end]
         return cls(messages_of(segments, origins, dialect), ids[:end], system_spans(origins[:end]), results)
+
+    def after(self, carried: Sequence[int], text: str, *, is_last: bool) -> Turns:
+        """Return these turns as those of one sample of several; `text` is that of the carried ids."""
+        messages = list(self.messages)
+        if text:
+            first = dict(messages[0])
+            spans = [[start + len(text), end + len(text)] for start, end in first.get("results", ())]
+            messages[0] = {
+                **first,
+                "content": text + first["content"],
+                **({"results": spans} if spans else {}),
+                "num_carried_chars": len(text),
+            }
+        return replace(self, messages=messages, carried=carried, is_last=is_last)
 
 
 def num_row_ids(origins: bytes) -> int:
@@ -177,12 +199,13 @@ class RowEncoder:
         """Return the ids to append after the last one: none if the model itself ended its turn."""
         return () if last in self.eos_ids else self.turn_end
 
-    def num_tokens(self, num_prompt: int, ids: Sequence[int], origins: bytes) -> int:
+    def num_tokens(self, num_prompt: int, ids: Sequence[int], origins: bytes, *, is_last: bool = True) -> int:
         """Return the length of the row that ids after a prompt become; 0 in text mode."""
         if not len(ids):
             return 0
         num_ids = num_row_ids(origins)
-        return num_prompt + num_ids + len(self.end_after(ids[num_ids - 1] if num_ids else None))
+        end = self.end_after(ids[num_ids - 1] if num_ids else None) if is_last else ()
+        return num_prompt + num_ids + len(end)
 
     def num_tokens_of(self, prompt: Prompt, turns: Turns) -> int:
         """Return the length of a row with token ids."""
@@ -193,12 +216,13 @@ class RowEncoder:
 
         Every id that the model wrote has a label, the end of its turns included; messages, frames and the prompt have
         none, and tool results have one only without `mask_results`. Of an appended end of turn, the ids up to the first
-        at which generation stops have a label.
+        at which generation stops have a label. None is appended to a row whose turn goes on in another one.
         """
         if not turns.ids:
             names = ("num_tokens", "num_prompt_tokens", "num_result_tokens", "num_message_tokens", "num_target_tokens")
             return {"input_ids": [], "labels": [], **dict.fromkeys(names, 0)}
-        end = self.end_after(turns.ids[-1])
+        prompt = [*prompt, *turns.carried]
+        end = self.end_after(turns.ids[-1]) if turns.is_last else ()
         num_generated = next((index + 1 for index, token in enumerate(end) if token in self.eos_ids), 0)
         labels = list(turns.ids)
         for start, stop in turns.system:

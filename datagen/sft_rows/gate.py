@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from treadle.agent.dialects.base import REASONING, TEXT, Dialect, Segment
 from treadle.agent.dialects.tag_faults import format_faults
 from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.edit import visible_thoughts
+from treadle.agent.trajectory import by_sample
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, RowEncoder, Turns
 from treadle.datagen.sft_rows.messages import messages_of
@@ -50,6 +52,7 @@ class QualityGate:
         environment = self.environments.of(row)
         segments, output, origins = self._written(row, ids, index)
         num_prompt = ids.num_prompt(index) if output else 0
+        is_trimmed = ids.num_samples(index) > 1
         candidate = Candidate(
             status=row["status"],
             correct=row["correct"],
@@ -58,11 +61,15 @@ class QualityGate:
             num_prompt_ids=num_prompt,
             num_output_ids=len(output),
             origins=origins,
-            num_row_tokens=self.encoder.num_tokens(num_prompt, output, origins),
+            num_row_tokens=self.num_row_tokens(ids, index) if output else 0,
             truncated=row["truncated"],
             held_out=row["question_key"] in self.held_out,
+            lost_contexts=is_trimmed and not output,
         )
-        candidate, reasons = self._repaired(candidate, output, environment)
+        if is_trimmed:
+            reasons = self._reasons(candidate, environment.dialect)
+        else:
+            candidate, reasons = self._repaired(candidate, output, environment)
         if not reasons:
             facts = facts_of(candidate.segments, row)
             reasons = self.filters.reasons(row["rollout_key"], facts, num_tokens=candidate.num_output_ids)
@@ -70,8 +77,24 @@ class QualityGate:
             return self._fitted(candidate, row, ids, index)
         return candidate, reasons
 
+    def num_row_tokens(self, ids: IdColumns, index: int) -> int:
+        """Return the length of the longest row that a trajectory would become; 0 in text mode."""
+        num_samples = ids.num_samples(index)
+        return max(
+            (
+                self.encoder.num_tokens(
+                    ids.num_prompt(index, sample),
+                    ids.output(index, sample),
+                    ids.origins(index, sample),
+                    is_last=sample + 1 == num_samples,
+                )
+                for sample in range(num_samples)
+            ),
+            default=0,
+        )
+
     def num_copies(self, row: Mapping[str, Any]) -> int:
-        """Return the number of rows that an accepted trajectory becomes."""
+        """Return how often an accepted trajectory is repeated."""
         if self.options.filters.corrected_copies == 1:
             return 1
         return self.filters.num_copies(facts_of(_segments(row["segments"]), row))
@@ -79,10 +102,17 @@ class QualityGate:
     def _written(
         self, row: Mapping[str, Any], ids: IdColumns, index: int
     ) -> tuple[Sequence[Segment], list[int], bytes]:
-        """Return segments, ids after the prompt and their origins; no ids if the text is encoded here."""
+        """Return segments, ids after the prompt and their origins; no ids if the text is encoded here.
+
+        Those of several samples are joined.
+        """
         segments = _segments(row["segments"])
         if not self.environments.are_encoded_here(row):
-            return segments, ids.output(index), ids.origins(index)
+            if (num_samples := ids.num_samples(index)) < 2:
+                return segments, ids.output(index), ids.origins(index)
+            outputs = [ids.output(index, sample) for sample in range(num_samples)]
+            origins = [ids.origins(index, sample) for sample in range(num_samples)]
+            return joined(by_sample(segments)), list(itertools.chain(*outputs)), b"".join(origins)
         plain = [replace(segment, start=0, end=0) for segment in segments]
         return visible_thoughts(plain, self.environments.of(row).dialect), [], b""
 
@@ -135,8 +165,27 @@ class QualityGate:
         """Return the tags by which trajectories are repaired; None if they are not."""
         return environment.tags if self.options.repair else None
 
+    def rows(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> tuple[list[Turns], bool]:
+        """Return the turns of each row of an accepted trajectory, and whether they had to be repaired.
+
+        A trajectory is one row, and one per sample if its context was trimmed. Raises NotGivenBack; see `turns`.
+        """
+        num_samples = ids.num_samples(index)
+        if num_samples < 2:
+            turns, repaired = self.turns(row, ids, index)
+            return [turns], repaired
+        tokenizer, dialect = self.environments.tokenizer, self.environments.of(row).dialect
+        assert tokenizer is not None
+        found = []
+        for sample, segments in enumerate(by_sample(_segments(row["segments"]))):
+            made = Turns.of(segments, ids.output(index, sample), ids.origins(index, sample), dialect)
+            carried = ids.carried(index, sample)
+            if made.ids:
+                found.append(made.after(carried, tokenizer.decode(carried), is_last=sample + 1 == num_samples))
+        return found, False
+
     def turns(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> tuple[Turns, bool]:
-        """Return the turns of an accepted trajectory, and whether they had to be repaired.
+        """Return the turns of an accepted trajectory of one sample, and whether they had to be repaired.
 
         Raises NotGivenBack if they are encoded here, and the tokenizer does not give their text back.
         """
@@ -160,6 +209,15 @@ def facts_of(segments: Sequence[Segment], row: Mapping[str, Any]) -> Facts:
     steps = [Step(one.kind, one.text) for one in segments if one.kind not in SYSTEM_KINDS | {TEXT, REASONING}]
     calls = [(call["tool"], str(call["argument"]), call["turn"]) for call in orjson.loads(row["tool_calls"])]
     return facts_of_rollout(steps, calls)
+
+
+def joined(groups: Sequence[Sequence[Segment]]) -> list[Segment]:
+    """Return the segments of all samples, with the offsets of their joined ids."""
+    found: list[Segment] = []
+    for group in groups:
+        start = found[-1].end if found else 0
+        found += [replace(one, start=one.start + start, end=one.end + start) for one in group]
+    return found
 
 
 def _segments(text: str) -> list[Segment]:

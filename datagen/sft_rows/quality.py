@@ -31,6 +31,7 @@ REASONS = {
     **FORMAT_FAULTS,
     **CALL_FAULTS,
     **RULES,
+    "lost_contexts": "its context was trimmed, and no token ids say what each request showed",
     "ids_differ": "token ids, their origins and the segments are inconsistent",
     "too_long": "the row would be longer than the cut-off",
     "over_context": "the row would be longer than the context window of the model that it trains",
@@ -54,6 +55,7 @@ class Candidate:
         num_row_tokens: Number of tokens of the row that it becomes; 0 in text mode.
         truncated: Whether the rollout ended before its task did.
         held_out: Whether the question must not be trained on.
+        lost_contexts: Whether its context was trimmed, and it has no ids of the rows' tokenizer.
     """
 
     status: str
@@ -66,6 +68,7 @@ class Candidate:
     num_row_tokens: int = 0
     truncated: bool = False
     held_out: bool = False
+    lost_contexts: bool = False
 
 
 def reasons_against(candidate: Candidate, *, cutoff_tokens: int, dialect: Dialect) -> list[str]:
@@ -83,6 +86,8 @@ def reasons_against(candidate: Candidate, *, cutoff_tokens: int, dialect: Dialec
     if not any(segment.text for segment in candidate.segments if segment.kind not in SYSTEM_KINDS):
         reasons.append("no_text")
     reasons += dialect.faults(candidate.segments, candidate.calls)
+    if candidate.lost_contexts:
+        reasons.append("lost_contexts")
     if not ids_fit(candidate):
         reasons.append("ids_differ")
     if candidate.num_row_tokens > cutoff_tokens:

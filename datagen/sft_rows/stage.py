@@ -184,9 +184,9 @@ class _SftRowsRun:
                 )
                 for row, (number, code) in zip(taken.to_pylist(), decided, strict=True):
                     if code == ROW:
-                        selected = self._selected(row, ids, number - start)
-                        for copy in range(self._gate.num_copies(row)):
-                            key = copy_key(row["rollout_key"], copy)
+                        rows = self._selected(row, ids, number - start) * self._gate.num_copies(row)
+                        for place_in_rows, selected in enumerate(rows):
+                            key = copy_key(row["rollout_key"], place_in_rows)
                             place = draw(self._settings.seed, "order", key)
                             bucket = buckets.of(place)
                             questions.append(draw(0, row["question_key"]))
@@ -201,21 +201,25 @@ class _SftRowsRun:
         wanted["question"], wanted["bucket"] = questions, places
         return np.unique(wanted)
 
-    def _selected(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> _Selected:
-        turns, repaired = self._gate.turns(row, ids, index)
+    def _selected(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> list[_Selected]:
+        """Return the rows of a trajectory."""
+        rows, repaired = self._gate.rows(row, ids, index)
         head, prompt_digest = {name: row[name] for name in _COPIED}, ids.prompt_digest(index)
         if self._environments.are_encoded_here(row):
             assert self._environments.tokenizer is not None
             head["tokenizer_digest"], prompt_digest = self._environments.tokenizer.digest, ""
-        return _Selected(
-            head=head,
-            environment=row["environment"],
-            repaired=repaired,
-            first_messages=self._first_messages(row),
-            tool_schemas=row["tool_schemas"],
-            prompt_digest=prompt_digest,
-            turns=turns,
-        )
+        return [
+            _Selected(
+                head=head,
+                environment=row["environment"],
+                repaired=repaired,
+                first_messages=self._first_messages(row),
+                tool_schemas=row["tool_schemas"],
+                prompt_digest=prompt_digest,
+                turns=turns,
+            )
+            for turns in rows
+        ]
 
     def _first_messages(self, row: Mapping[str, Any]) -> str:
         """Return the messages that only the episode knows, as JSON; empty if the question gives them."""
@@ -232,8 +236,7 @@ class _SftRowsRun:
 
     def _leave_out(self, row: Mapping[str, Any], why: str, ids: IdColumns, index: int) -> None:
         self.tally.left_out[why] += 1
-        length = self._encoder.num_tokens(ids.num_prompt(index), ids.output(index), ids.origins(index))
-        self._reject(row, [why], length)
+        self._reject(row, [why], self._gate.num_row_tokens(ids, index))
 
     def _spread_questions(self, wanted: np.ndarray, asked: Buckets) -> None:
         for table in self._context.inputs["questions"]:

@@ -19,6 +19,7 @@ _MESSAGES = pa.list_(
             pa.field("reasoning", pa.string()),
             pa.field("tool_calls", _CALLS),
             pa.field("results", pa.list_(pa.list_(pa.int32()))),
+            pa.field("num_carried_chars", pa.int32()),
             pa.field("tool_call_id", pa.string()),
         ]
     )
@@ -31,7 +32,7 @@ SFT_ROWS = Table(
     ("rollout_key",),
     pa.schema(
         [
-            column("rollout_key", pa.string(), "the trajectory"),
+            column("rollout_key", pa.string(), "the trajectory; its further rows end in -2, -3, ..."),
             column("question_key", pa.string(), "the question"),
             column("dataset", pa.string(), "copied from the trajectory"),
             column("domain", pa.string(), "copied from the trajectory"),
@@ -48,7 +49,8 @@ SFT_ROWS = Table(
                 "environment as `user`, `tool` or `system`; the last one is a turn. A turn may have `reasoning` "
                 "(text), `tool_calls` (native calls {id, name, arguments}, with a JSON object as text; content is the "
                 "text next to them), and `results` ([start, end] of tool results inside its content, in characters). A "
-                "`tool` message has the `tool_call_id` of the call that it answers",
+                "`tool` message has the `tool_call_id` of the call that it answers. The first turn of a row that "
+                "continues a trimmed context has `num_carried_chars`: the length of what is left of earlier turns",
             ),
             column(
                 "tool_schemas",
@@ -62,7 +64,7 @@ SFT_ROWS = Table(
             ),
             column("labels", pa.list_(pa.int32()), "the same, -100 if there is no loss; empty in text mode"),
             column("num_tokens", pa.int32(), "length of input_ids"),
-            column("num_prompt_tokens", pa.int32(), "of these, before the first turn"),
+            column("num_prompt_tokens", pa.int32(), "of these, before the first turn, or what is left of earlier ones"),
             column("num_result_tokens", pa.int32(), "of these, in tool results inside a turn"),
             column(
                 "num_message_tokens",

@@ -164,9 +164,9 @@ class Filters:
         return self.options.corrected_copies if facts.is_corrected else 1
 
 
-def copy_key(key: str, copy: int) -> str:
-    """Return the key of a row that repeats a trajectory; `copy` is 0 for the row itself."""
-    return f"{key}-{copy + 1}" if copy else key
+def copy_key(key: str, number: int) -> str:
+    """Return the key of a row of a trajectory: its copies and its samples are numbered from 0."""
+    return f"{key}-{number + 1}" if number else key
 
 
 def over_ratio(kinds: Mapping[str, bool], share: float | None, seed: int) -> set[str]:

@@ -72,6 +72,14 @@ _CAUSES: tuple[Cause[Facts], ...] = (
         ),
     ),
     Cause(
+        _OPEN,
+        lambda f: f.mostly("no_answer") and f.often("only_thought"),
+        lambda f: (
+            f"No text follows the reasoning: raise rollouts.sampling.max_tokens{_limit(f)}, or ask for less reasoning "
+            "(extra_body of the model)."
+        ),
+    ),
+    Cause(
         (*_OPEN, "no_calls"),
         lambda f: f.dialect == "tags" and f.often("native_call"),
         lambda _: 'The model writes calls in its own form: set environment.dialect = "functions".',

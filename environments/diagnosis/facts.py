@@ -34,11 +34,12 @@ _OPENED = {"answer_opened": ("<answer>", "</answer>"), "open_thought": ("<think>
 
 
 def marks_of(text: str) -> frozenset[str]:
-    """Return the marks in what a model wrote in one rollout; `empty` if it wrote nothing."""
+    """Return the marks in what a model wrote in one rollout; `empty` if nothing, `only_thought` if it ends with one."""
     if not text.strip():
         return frozenset({"empty"})
-    opened = {name for name, (opening, closing) in _OPENED.items() if text.rfind(opening) > text.rfind(closing)}
-    return frozenset(opened | {name for name, pattern in _MARKS.items() if pattern.search(text)})
+    marks = {"only_thought"} if text.rstrip().endswith("</think>") else set[str]()
+    marks |= {name for name, (opening, closing) in _OPENED.items() if text.rfind(opening) > text.rfind(closing)}
+    return frozenset(marks | {name for name, pattern in _MARKS.items() if pattern.search(text)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,9 +83,10 @@ def _counts(record: StageRecord, rows: pa.Table, **more: Any) -> Facts:
 
 def _failed_tools(rows: pa.Table) -> dict[str, int]:
     """Return the tools that ran at least `FEW` times and always failed, with the number of their calls."""
-    calls = pc.list_flatten(rows["tools"]).combine_chunks()
-    if not len(calls):
+    flat = pc.list_flatten(rows["tools"])
+    if not len(flat):  # combining no chunks would import pandas
         return {}
+    calls = flat.combine_chunks()
     executed, failed = Counter[str](), Counter[str]()
     # `Table.group_by` would import pandas.
     for tool, num_executed, num_failed in _columns(calls.field, ("tool", "executed", "failed")):
@@ -171,7 +172,7 @@ def _read(rows: Sequence[Mapping[str, Any]], counted: Facts) -> dict[str, Any]:
     marks, unknown, texts = Counter[str](), Counter[str](), defaultdict[str, list[str]](list)
     for row in rows:
         text = _model_text(row)
-        marks.update(marks_of(text) | ({"open_thought"} if _only_reasons(row) else set()))
+        marks.update(marks_of(text) | ({"open_thought", "only_thought"} if _only_reasons(row) else set()))
         unknown.update(call["tool"] for call in orjson.loads(row["tool_calls"]) if call["status"] == "invalid")
         texts[row["question_key"]].append(text)
     several = [set(same) for same in texts.values() if len(same) > 1]

@@ -42,10 +42,15 @@ def score_diagnoses(record: StageRecord, run: Run) -> Iterator[Diagnosis]:
                 yield _diagnosis(record, run, dataset, rows, problem)
 
 
+def _has_answered(row: Row) -> bool:
+    """Return whether a rollout ended with an answer, even an empty one, or has a candidate that stands for it."""
+    return row["status"] == _ANSWERED or bool(row["is_valid_answer"])
+
+
 def _counts(rows: Sequence[Row], **more: Any) -> ScoreFacts:
     """Return the facts of a group that need no gold answers."""
     own = [row for row in rows if row["status"] != FAILED]
-    answered = [row for row in own if row["status"] == _ANSWERED and not row["is_reward"]]
+    answered = [row for row in own if _has_answered(row) and not row["is_reward"]]
     undecided = [row for row in own if row["correct"] is None]
     rewards = [row for row in own if row["is_reward"] and row["score"] is not None]
     errors = Counter(row["error"] for row in undecided if row["error"])

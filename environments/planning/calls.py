@@ -68,8 +68,10 @@ class PlannedCalls(EpisodeCalls):
     _planned: dict[str, PlannedCall] = field(default_factory=dict)
     _made: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Per call of the turn: its text with places filled, and when it started in seconds."""
-    _found: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Results by tool and folded text, for the guard against repetition."""
+    shown_from: int = 0
+    """First turn whose results the model still sees; older ones may be asked for again."""
+    _found: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
+    """Results and their turns by tool and folded text, for the guard against repetition."""
 
     async def begin(self, task: Task, options: EpisodeOptions, limits: CallLimits) -> tuple[ToolSchema, ...]:
         """See `EpisodeCalls.begin`."""
@@ -172,11 +174,12 @@ class PlannedCalls(EpisodeCalls):
         self._made[call.id] = call.text, seconds()
         key = _key(call.tool, call.text)
         if call.tool in self.guarded:
-            if (earlier := self._found.get(key)) is not None:
+            earlier, found_in = self._found.get(key, ("", -1))
+            if found_in >= self.shown_from:
                 if planned.is_named and earlier:
                     self._places.results.setdefault(planned.task, []).append(earlier)
                 return ToolOutcome("refused", DUPLICATE_NOTICE, note=DUPLICATE)
-            self._found[key] = ""  # an equal call of this turn is not made as well
+            self._found[key] = "", turn.number  # an equal call of this turn is not made as well
         try:
             outcome = await self._invoke(call, turn, replace(context, seed=derive_seed(context.seed, call.id)))
         except BaseException:
@@ -213,7 +216,7 @@ class PlannedCalls(EpisodeCalls):
         if record.status != "ok":
             return
         if record.tool in self.guarded:
-            self._found[_key(record.tool, record.argument)] = record.text
+            self._found[_key(record.tool, record.argument)] = record.text, record.turn
         planned = self._planned.get(record.id)
         if planned is not None and planned.task:
             self._places.results.setdefault(planned.task, []).append(record.text)

@@ -37,6 +37,7 @@ class PlanningEpisode:
         self._max_turns = settings.turn_limit()
         self._segments: list[Segment] = []
         self._records: list[CallRecord] = []
+        self._turns_of_messages: list[int] = []
         self._guard = StepGuard(self._dialect) if settings.dialect in ("web", "all") else None
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
@@ -63,13 +64,15 @@ class PlanningEpisode:
         return observation
 
     async def _reaction(self, turn: ModelTurn, context: StepContext) -> Observation:
+        shown_from = self._turns_of_messages[context.num_left_out - 1] + 1 if context.num_left_out else 0
+        self._calls.shown_from = shown_from
         if self._dialect.has_answer(turn):
             return Observation(status="answered")
         if self._guard is not None and self._guard.is_last_candidate(turn):
             return Observation(status="answered")
         if turn.calls and turn.number + 1 >= self._max_turns:
             return Observation(status="max_turns")
-        fault = self._guard.fault(turn) if self._guard is not None and turn.calls else None
+        fault = self._guard.fault(turn, shown_from) if self._guard is not None and turn.calls else None
         if fault is not None:
             observation = self._calls.refuse(turn, fault, NOTICES[fault])
         elif turn.calls:
@@ -109,6 +112,7 @@ class PlanningEpisode:
         self._segments += self._dialect.segments(turn.text)
         self._segments += [Segment(RESULT, message.text, 0, 0) for message in observation.messages]
         self._records += observation.calls
+        self._turns_of_messages += [turn.number] * len(observation.messages)
 
     async def outcome(self) -> Outcome | None:
         """Return the figures of the rollout as parts, and what tools with state can tell.

@@ -35,12 +35,15 @@ class StepGuard:
     num_candidates: int = 0
     has_answer: bool = False
     _kinds: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_EQUAL_STEPS - 1))
-    _text: str = ""
+    _texts: list[tuple[int, str]] = field(default_factory=list)
 
-    def fault(self, turn: ModelTurn) -> str | None:
-        """Return the note for the calls of a step that is not to be run; None for other steps."""
+    def fault(self, turn: ModelTurn, shown_from: int = 0) -> str | None:
+        """Return the note for the calls of a step that is not to be run; None for other steps.
+
+        Steps before the turn `shown_from`, which the model no longer sees, may be written again.
+        """
         kinds, text = self._step(turn)
-        if text and text in self._text:
+        if text and text in "\n".join(step for number, step in self._texts if number >= shown_from):
             return REPEATED
         row = [*self._kinds, *kinds]
         return MONOTONOUS if len(row) >= MAX_EQUAL_STEPS and len(set(row[-MAX_EQUAL_STEPS:])) == 1 else None
@@ -60,7 +63,7 @@ class StepGuard:
         self._kinds.extend(kinds)
         failed = [call.status in FAILED_STATUSES for call in observation.calls]
         if text and not (failed and all(failed)):
-            self._text += f"{text}\n"
+            self._texts.append((turn.number, text))
 
     def parts(self) -> dict[str, float]:
         """Return how many candidates there were, and whether one stands for the answer that was not given."""

@@ -11,9 +11,9 @@ from treadle.agent.contract import Task
 from treadle.agent.prompts import FORMATS, format_prompt
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
+from treadle.core.config import CountsIfSet
 from treadle.core.llm.config import Sampling
-from treadle.environments.planning.dialect import DialectName, PlanningDialect, planning_dialect, tools_of
-from treadle.environments.planning.graph import MAX_NODES
+from treadle.environments.planning.dialect import PLAN, DialectName, PlanningDialect, planning_dialect, tools_of
 from treadle.environments.planning.places import FILLER
 from treadle.environments.planning.prompts import instructions
 from treadle.environments.planning.scheduler import Scheduling
@@ -57,7 +57,7 @@ class PlanningSettings(EnvironmentSettings):
     the plan; `dataflow`: the calls that their own task depends on. Without a plan that can be read it is `tags`."""
     max_parallel_calls: int | None = Field(default=8, ge=1)
     """Most calls of a rollout that run at once; further ones wait. None means no limit."""
-    max_plan_nodes: int = Field(default=MAX_NODES, ge=1, le=256)
+    max_plan_nodes: int = Field(default=PlanningDialect.max_nodes, ge=1, le=256)
     """Most tasks of a plan; a larger plan is not followed."""
     several_tags: bool = True
     """Whether a turn may have several tags with calls; otherwise it ends at the first one."""
@@ -81,6 +81,10 @@ class PlanningSettings(EnvironmentSettings):
     max_turns: int | None = Field(default=None, ge=1)
     """Most generation calls per rollout; none means 25 for `web` and `all`, else 8. Before the last one a notice says
     that only an answer is accepted; its calls are not run."""
+    trim_reserve_tokens: CountsIfSet[int | None] = Field(default=None, ge=1)
+    """Tokens of the model's window that a turn needs, as in AFM's 4,096: if fewer are left, plans, reflections, results
+    that the model has not read, and the most recent other segments that fit stay in its context. None means that a
+    full context ends the rollout."""
     rollout_time_s: float = Field(default=3600.0, gt=0)
     """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
     `timeout`. In reinforcement learning only the time of programs counts."""
@@ -95,6 +99,16 @@ class PlanningSettings(EnvironmentSettings):
             runs_plans=self.scheduling != "tags",
             max_nodes=self.max_plan_nodes,
         )
+
+    @property
+    def reserve_tokens(self) -> int | None:
+        """See `EnvironmentSettings`."""
+        return self.trim_reserve_tokens
+
+    @property
+    def kept_kinds(self) -> frozenset[str]:
+        """See `EnvironmentSettings`."""
+        return frozenset({PLAN, "reflection"})
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -140,6 +154,11 @@ class PlanningSettings(EnvironmentSettings):
         """See `EnvironmentSettings`."""
         found = super().role_models
         return {name: self.visual_inspector.vision if name == VISION else one for name, one in found.items()}
+
+    @property
+    def summarizer_key(self) -> str:
+        """See `EnvironmentSettings`."""
+        return "crawl_page.summarizer"
 
     @property
     def summarizer(self) -> str | None:

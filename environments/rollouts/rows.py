@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +13,7 @@ import orjson
 from treadle.agent.contract import DEFAULT_ENVIRONMENT, HIDDEN_COLUMNS, CallRecord, Ledger, Outcome
 from treadle.agent.dialects.base import Segment
 from treadle.agent.tools.schema import ToolSchema
-from treadle.agent.trajectory import Sample, Trajectory, spans_of
+from treadle.agent.trajectory import Sample, Trajectory, by_sample, spans_of
 from treadle.core.config import digest_json
 from treadle.core.seeds import derive_seed
 from treadle.environments.rollouts.tool_counts import seconds_by_tool, tool_counts
@@ -82,7 +83,7 @@ def row_of(
         "tool_schemas": _schemas_json(trajectory),
         "text": trajectory.text,
         "segments": orjson.dumps(trajectory.segments).decode(),
-        "samples": [_sample_row(sample, trajectory) for sample in trajectory.samples],
+        "samples": _sample_rows(trajectory),
         "turn_rewards": trajectory.turn_rewards,
         "reward": trajectory.reward,
         "outcome": None if trajectory.outcome is None else orjson.dumps(trajectory.outcome).decode(),
@@ -193,15 +194,19 @@ def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _sample_row(sample: Sample, trajectory: Trajectory) -> dict[str, Any]:
-    return {
-        "prompt_ids": sample.prompt_ids,
-        "training_prompt_ids": sample.training_prompt_ids,
-        "ids": sample.ids,
-        "origins": sample.origins,
-        "turn_starts": sample.turn_starts,
-        "spans": spans_of(trajectory.segments) if sample.ids else [],
-    }
+def _sample_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
+    segments = itertools.chain(by_sample(trajectory.segments), itertools.repeat([]))
+    return [
+        {
+            "prompt_ids": sample.prompt_ids,
+            "training_prompt_ids": sample.training_prompt_ids,
+            "ids": sample.ids,
+            "origins": sample.origins,
+            "turn_starts": sample.turn_starts,
+            "spans": spans_of(own) if sample.ids else [],
+        }
+        for sample, own in zip(trajectory.samples, segments, strict=False)
+    ]
 
 
 def _messages_json(messages: Sequence[Mapping[str, str]]) -> str | None:

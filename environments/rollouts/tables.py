@@ -173,7 +173,7 @@ ROLLOUTS = Table(
             column(
                 "samples",
                 _SAMPLES,
-                "token sequences, one while the context is append-only: prompt_ids (as sampled from), "
+                "token sequences: one, and another one after each trim of the context. prompt_ids (as sampled from), "
                 "training_prompt_ids (without the hint; null if there was none), ids after the prompt, per id its "
                 "origin (0 system, 1 sampled, 2 model text re-encoded after a cut inside a token, no log-prob loss), "
                 "number of ids before each turn, and spans with their role; in text mode all lists are empty",

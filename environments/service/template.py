@@ -53,11 +53,11 @@ def main(path: str) -> int:
     living: set[int] = set()
     own = frozenset(_children())
     while True:
-        ready: list[object] = select.select([control, wakeup], [], [], _POLL_S)[0]
+        ready, _, _ = select.select([control.fileno(), wakeup], [], [], _POLL_S)
         if wakeup in ready:
             os.read(wakeup, 4096)
             _reap(living, own)
-        if control in ready and not _serve(control, settings, living):
+        if control.fileno() in ready and not _serve(control, settings, living):
             return 0
 
 

@@ -62,9 +62,7 @@ class Worker:
         if op == "close":
             self.is_closed = True
             return None if self._instance is None else await self._instance.close()
-        host = self._host
-        if host is None:
-            host = self._host = await self._stack.enter_async_context(open_host(self._settings))
+        host = await self._opened()
         if op == "tasks":
             return await host.tasks(request["split"], request["seed"])
         if op == "start":
@@ -72,6 +70,11 @@ class Worker:
             return await self._instance.start(params)
         assert self._instance is not None
         return await act(self._instance, op, request.get("messages", {}), params)
+
+    async def _opened(self) -> EnvironmentHost:
+        if self._host is None:
+            self._host = await self._stack.enter_async_context(open_host(self._settings))
+        return self._host
 
 
 async def act(instance: HeldInstance, op: str, messages: Mapping[str, Any], params: Mapping[str, Any]) -> Any:

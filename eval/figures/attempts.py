@@ -1,4 +1,4 @@
-"""Compute figures over several attempts at a question: pass@k, avg@k, maj@k, best@k and worst@k. Pure functions.
+"""Compute figures over several attempts at a question: pass@k, avg@k, std@k, maj@k, best@k, worst@k. Pure.
 
 Documented in docs/behaviour/metrics.md.
 """
@@ -14,10 +14,14 @@ from treadle.eval.figures.sums import FigureSums
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import expected_best, pass_at_k
 
-PASS_AT = "pass@"
+PASS_AT, BEST_OF = "pass@", "best_of@"
+PICKED, UNDECIDED = "picked", "undecided"
+"""Values of the column `best_of` for the attempt that a judge picked, and for attempts without a choice."""
 OVER_ATTEMPTS: Mapping[str, str] = {
     PASS_AT: "probability that at least one of k rollouts of a question is right",
     "avg@": "share of right ones among the first k rollouts of each question",
+    "std@": "standard deviation of these k verdicts of a question, each 0 or 1, with the divisor k",
+    BEST_OF: "whether the one is right that a judge picked of the first k, without knowing the right answer",
     "maj@": "whether the most frequent of their answers is right",
     "best@": "expected P of the best of k rollouts",
     "worst@": "expected P of the worst of k rollouts",
@@ -46,6 +50,8 @@ def attempt_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
         raise KeyError(name)
     kind, k = match[1], int(match[2])
     given = list(rollouts)
+    if kind == BEST_OF:
+        return _best_of_sums(given)
     decided: dict[str, list[ScoredRollout]] = {}
     for rollout in given:
         if rollout.correct is not None:
@@ -59,18 +65,41 @@ def attempt_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
 def attempt_figures(rollouts: Sequence[ScoredRollout]) -> list[str]:
     """Return the names of the figures over attempts that a data set has; none if a question has one rollout.
 
-    k is 2, 4, 8, … up to the smallest number of rollouts per question, and that number, which alone `avg@` and `maj@`
-    have. `best@` differs from `pass@` only if some P is neither 0 nor 1. Rewards have neither best nor worst.
+    k is 2, 4, 8, … up to the smallest number of rollouts per question, and that number, which alone `avg@`, `std@`
+    and `maj@` have. `best@` differs from `pass@` only if some P is neither 0 nor 1; rewards have none of these.
     """
-    ks = pass_at_ks(rollouts)
+    ks, compared = pass_at_ks(rollouts), _compared(rollouts)
+    picked = [f"{BEST_OF}{len(next(iter(compared.values())))}"] if compared else []
     if not ks:
-        return []
+        return picked
     names = [f"{PASS_AT}{k}" for k in ks]
     if any(rollout.is_reward for rollout in rollouts):
-        return names
+        return [*names, *picked]
     is_graded = any(rollout.score not in (None, 0.0, 1.0) for rollout in rollouts)
     graded = ("best@", "worst@") if is_graded else ("worst@",)
-    return [*names, f"avg@{ks[-1]}", f"maj@{ks[-1]}", *(f"{kind}{k}" for kind in graded for k in ks)]
+    of_all = (f"{kind}{ks[-1]}" for kind in ("avg@", "std@", "maj@"))
+    return [*names, *of_all, *picked, *(f"{kind}{k}" for kind in graded for k in ks)]
+
+
+def _compared(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollout]]:
+    """Return question key -> the attempts among which a judge was to choose, by sorted key."""
+    found: dict[str, list[ScoredRollout]] = {}
+    for one in rollouts:
+        if one.best_of is not None:
+            found.setdefault(one.question_key, []).append(one)
+    return {key: found[key] for key in sorted(found)}
+
+
+def _best_of_sums(rollouts: Iterable[ScoredRollout]) -> FigureSums:
+    """Return the sums of the picked attempts; questions without a choice or a verdict on it are left out, never 0."""
+    compared, values, num_undecided = _compared(rollouts), dict[str, tuple[float, float]](), 0
+    for key, ours in compared.items():
+        picked = next((one for one in ours if one.best_of == PICKED), None)
+        if picked is None or picked.correct is None:
+            num_undecided += len(ours)
+        else:
+            values[key] = float(picked.correct), 1.0
+    return FigureSums(values, True, num_undecided)
 
 
 def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
@@ -87,9 +116,10 @@ def _value(kind: str, rollouts: Sequence[ScoredRollout], k: int) -> float:
         sign = 1.0 if kind == "best@" else -1.0
         return sign * expected_best([sign * (one.score or 0.0) for one in rollouts], k)
     first = sorted(rollouts, key=lambda one: (one.sample_index, one.answer, bool(one.correct)))[:k]
-    if kind == "avg@":
-        return math.fsum(bool(one.correct) for one in first) / k
-    return _majority(first)
+    if kind == "maj@":
+        return _majority(first)
+    mean = math.fsum(bool(one.correct) for one in first) / k
+    return mean if kind == "avg@" else math.sqrt(mean * (1.0 - mean))
 
 
 def _majority(rollouts: Sequence[ScoredRollout]) -> float:

@@ -13,6 +13,20 @@ from treadle.environments.planning.prompts import instructions
 from treadle.formats.afm.rows import TOOL_SETS, Prepared, ToolSet, prepared, schema_of
 
 _ROWS_AT_ONCE = 1_024
+_CARD = """---
+configs:
+- config_name: default
+  data_files: "data/*.parquet"
+---
+
+# Rows for reinforcement learning
+
+Questions as Agent Foundation Models and GAP train on them: `prompt` with instructions, `reward_model.ground_truth`
+with the accepted answers, and in `extra_info` the index and the tools.
+
+Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet(folder + "/data")` or
+`polars.read_parquet(folder + "/data")`; verl reads the file in `data`.
+"""
 
 
 @dataclass(slots=True)
@@ -56,19 +70,22 @@ def prepare_rows(
     limit: int | None = None,
     replace: bool = False,
 ) -> Summary:
-    """Write `<target>/<name of source>.parquet`: rows with these tools and the instructions `prompt`; empty for none.
+    """Write `<target>/data/<name of source>.parquet`: rows with these tools and the instructions `prompt`.
 
+    An empty `prompt` adds none.
     `limit` is the number of rows to take from the start. Raises DataError for a row that cannot be used unless
     `filter_none` is set, and if none is left; ConfigError for a target that cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    told = Summary(f"{source.stem}.parquet")
+    told = Summary(f"data/{source.stem}.parquet")
     names, text = TOOL_SETS[tools], instructions(prompt) if prompt else ""
     with new_folder(target, replace=replace) as folder:
         kept = itertools.islice(prepared(read_rows(source), told.refused if filter_none else None), limit)
         schema = schema_of(names)
+        (folder / told.file).parent.mkdir()
+        (folder / "README.md").write_text(_CARD, encoding="utf-8")
         with pq.ParquetWriter(folder / told.file, schema) as writer:
             while batch := list(itertools.islice(kept, _ROWS_AT_ONCE)):
                 rows = [one.row(number, names, text) for number, one in batch]

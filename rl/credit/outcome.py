@@ -9,13 +9,13 @@ from treadle.rl.credit.base import CreditGroup, CreditRule
 from treadle.rl.training.figures import deviation
 
 EPSILON = 1e-6
-"""Added to the standard deviation by verl; TRL adds 1e-4."""
+"""Added to the standard deviation, as in verl."""
 
 
 class OutcomeCredit(CreditRule):
     """(R - mean) / (std + 1e-6) within the group, for all tokens of the trajectory.
 
-    Engines compute it themselves from the rewards; the method is the reference that they are tested against.
+    verl computes it itself from the rewards; the method is the reference that it is tested against.
     """
 
     type: str = "outcome"

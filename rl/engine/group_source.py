@@ -95,8 +95,9 @@ def open_source(
     """
     options = plan.options
     membership = BatchMembership()
+    training = Path(job["events"]).parent if job.get("events") else None
     with (
-        open_scorer(plan, environments) as scorer,
+        open_scorer(plan, environments, training=training) as scorer,
         _resident(job, environments) as resident,
         BatchedModel(generate, membership, max_batch=max_batch) as model,
     ):

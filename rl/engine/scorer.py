@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from treadle.agent.contract import Task
 from treadle.core.answers.math_equal import Checker
@@ -65,9 +66,10 @@ class GroupScorer:
 
 
 @contextlib.contextmanager
-def open_scorer(plan: RlPlan, environments: Environments) -> Iterator[GroupScorer]:
+def open_scorer(plan: RlPlan, environments: Environments, *, training: Path | None = None) -> Iterator[GroupScorer]:
     """Yield the plan's scorer, with computer algebra in confined processes if the plan uses it.
 
+    The reward rule keeps its files in `training`, the training's folder.
     Raises ConfigError if computer algebra is not installed.
     """
     require_algebra(plan)
@@ -77,7 +79,7 @@ def open_scorer(plan: RlPlan, environments: Environments) -> Iterator[GroupScore
         if plan.algebra is not None:
             limits = plan.algebra
             checker = stack.enter_context(SymbolicChecker(limit_s=limits.limit_s, memory_mib=limits.memory_mib))
-        stack.enter_context(plan.options.reward.open())
+        stack.enter_context(plan.options.reward.open(training / "reward" if training is not None else None))
         scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker)))
         yield GroupScorer(plan, scorers, environments)
 

@@ -152,6 +152,8 @@ class GroupRollouts:
     def __post_init__(self) -> None:
         if self.engine.codec is None:
             raise ConfigError("group rollouts need token ids: the policy has no tokenizer here")
+        if self.engine.limits.trimming is not None:
+            raise ConfigError("group rollouts need one context each; unset environment.trim_reserve_tokens")
 
     async def roll_out(self, job: GroupJob) -> Group:
         """Roll out one group; mark it as failed on a ModelError or a retryable ToolError.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict
@@ -122,8 +123,12 @@ class RewardRule(Entry):
     next to the configuration, `package.module:Class`, or the name of an entry point."""
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """Hold what the rule needs, such as connections, for as long as it is used in a process."""
+    def open(self, folder: Path | None = None) -> Iterator[None]:
+        """Hold what the rule needs, such as connections, for as long as it is used in a process.
+
+        `folder` keeps what a resumed training should not pay for again; processes of one training share it, and it may
+        not exist yet. None outside of trainings.
+        """
         yield
 
     def rewards(self, group: RewardGroup) -> list[Reward]:

@@ -12,6 +12,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import orjson
@@ -26,6 +27,7 @@ from treadle.core.untrusted.json_text import load_json
 from treadle.core.work_clock import timed_work
 from treadle.rl.rewards.base import ANSWERED, Reward, RewardGroup, RewardRule
 from treadle.rl.rewards.outcome import outcome_rewards
+from treadle.rl.rewards.verdict_store import VerdictStore
 
 T = TypeVar("T")
 
@@ -75,9 +77,9 @@ class JudgeReward(RewardRule):
             )
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """See `RewardRule`; requests are sent from a thread of their own."""
-        with _RunningJudge(self) as judge:
+    def open(self, folder: Path | None = None) -> Iterator[None]:
+        """See `RewardRule`; requests are sent from a thread of their own, and verdicts are kept."""
+        with _RunningJudge(self, VerdictStore(folder)) as judge:
             self._judge = judge
             try:
                 yield
@@ -101,10 +103,11 @@ class JudgeReward(RewardRule):
 class _RunningJudge:
     """Judge with open connections, on an event loop in a thread of its own; equal answers are judged once."""
 
-    def __init__(self, rule: JudgeReward) -> None:
+    def __init__(self, rule: JudgeReward, known: VerdictStore) -> None:
         assert rule.model is not None, "check refuses it"
         extra = {**_JSON_REPLY, **rule.model.extra_body} if rule.json_mode else rule.model.extra_body
         self._rule = rule
+        self._known = known
         self._settings = rule.model.model_copy(update={"api": "chat", "extra_body": extra})
         self._sampling = Sampling(temperature=0.0, max_tokens=rule.max_tokens)
         self._asked: dict[str, asyncio.Task[float | None]] = {}
@@ -149,6 +152,8 @@ class _RunningJudge:
         case = {"question": question, "accepted_answers": " | ".join(gold), "predicted_answer": prediction}
         shown = orjson.dumps({name: text[:_MAX_CHARS] for name, text in case.items()}).decode()
         digest = hashlib.sha256(orjson.dumps(case)).hexdigest()
+        if (known := self._known.get(digest)) is not None:
+            return known
         task = self._asked.get(digest)
         if task is None:
             task = self._asked[digest] = asyncio.ensure_future(self._ask(shown, digest))
@@ -157,8 +162,8 @@ class _RunningJudge:
         except BaseException:
             self._asked.pop(digest, None)
             raise
-        if verdict is None:
-            self._asked.pop(digest, None)  # A later step may ask again.
+        if self._asked.pop(digest, None) is not None and verdict is not None:
+            self._known.put(digest, verdict)  # without a verdict, a later step may ask again
         return verdict
 
     async def _ask(self, shown: str, digest: str) -> float | None:

@@ -64,7 +64,7 @@ def local_environment(settings: EnvironmentSettings, table: str = "environment")
     """
     if settings.summarizer is not None:
         raise ConfigError(
-            f"{table}.search.summarizer: rl does not support it, because the policy reads documents itself; "
+            f"{table}.{settings.summarizer_key}: rl does not support it, because the policy reads documents itself; "
             "leave it out"
         )
     search = settings.search_tool

@@ -53,6 +53,11 @@ def _check(address: Address, environment: EnvironmentSettings, *, branches: bool
             f"{address}: {episode_name(environment)} cannot be continued from a prefix, which branching needs; "
             "leave out rl.initial_rollouts"
         )
+    if environment.trimming is not None:
+        raise ConfigError(
+            f"{address}: {episode_name(environment)} has several contexts with environment.trim_reserve_tokens, but "
+            "reinforcement trains on one token sequence per rollout; unset it, or leave rl out of flow.stages"
+        )
     if traits.roles:
         raise ConfigError(
             f"{address}: episodes of {name} ask other models ({', '.join(traits.roles)}), which cannot be reached "

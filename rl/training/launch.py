@@ -221,7 +221,9 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         if kind == "nothing_learned" and self.events.steps:
             self._check_rewards()  # If equal rewards are the cause, this raises a more helpful error.
         if kind == "no_spread":
-            return child.failure(f"had nothing to learn from ({error_text(error)})")
+            # The message says all; the end of the log is the traceback of an error that is none of the engine's.
+            said = f"had nothing to learn from ({error_text(error)})"
+            return EngineError(f"{child.name} {said}; log: {child.log_path}")
         if kind == "environment":
             return child.failure(f"could not open the policy's environment ({error_text(error)})")
         return super()._explain(command, child, code, error)

@@ -125,7 +125,9 @@ def rollout_cost(environment: EnvironmentSettings) -> ExpectedUsage:
     return expected
 
 
-def scores_cost(options: ScoresOptions, environment: EnvironmentSettings, share_math: float) -> ExpectedUsage:
+def scores_cost(
+    options: ScoresOptions, environment: EnvironmentSettings, share_math: float, samples_per_question: int = 1
+) -> ExpectedUsage:
     """Return the expected judge usage of one rollout; `share_math`: probability that its question is mathematical."""
     expected, one = ExpectedUsage(), ExpectedRollout(environment)
     judge = options.judges
@@ -142,6 +144,11 @@ def scores_cost(options: ScoresOptions, environment: EnvironmentSettings, share_
         expected.add(
             f"redundancy:{options.redundancy.model}", options.redundancy.votes, prompt, ASSUMPTIONS.vote_tokens
         )
+    compared = options.best_of.attempts
+    if options.best_of.model is not None and samples_per_question >= compared:
+        prompt = ASSUMPTIONS.instruction_tokens + ASSUMPTIONS.question_tokens + compared * one.tokens
+        asked = 1.0 / samples_per_question
+        expected.add(f"best_of:{options.best_of.model}", asked, prompt, ASSUMPTIONS.verdict_tokens)
     return expected
 
 

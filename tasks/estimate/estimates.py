@@ -38,6 +38,6 @@ def _estimate(item: Instance, context: EstimateContext) -> Estimate | None:
         return estimate_of_trajectories(item, settings, context)
     if isinstance(settings, RlSettings):
         return estimate_of_phase(item, settings, context)
-    if isinstance(settings, ScoresSettings) and (settings.judges or settings.redundancy):
+    if isinstance(settings, ScoresSettings) and (settings.judges or settings.redundancy or settings.best_of):
         return estimate_of_judges(item, settings, context)
     return None

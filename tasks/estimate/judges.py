@@ -36,6 +36,8 @@ def estimate_of_judges(item: Instance, settings: ScoresSettings, context: Estima
     models = {f"{settings.options.judges.kind}:{name}": role for name, role in settings.judges.items()}
     if settings.redundancy is not None:
         models[f"redundancy:{settings.redundancy.name}"] = settings.redundancy
+    if settings.best_of is not None:
+        models[f"best_of:{settings.best_of.name}"] = settings.best_of
     factor = num_rollouts if num_rollouts is not None else DEFAULT_NUM_UNITS * made.options.samples_per_question
     # Scores of another model or with other settings may not have used all of these roles.
     missing_roles = {name: used for name, used in modelled.roles.items() if name in models and name not in mean.roles}
@@ -69,7 +71,9 @@ def _modelled(settings: ScoresSettings, made: RolloutsSettings, questions: Quest
         if name in settings.environments:
             none = {} if not options.judges.NEEDS_ANSWERS else {"judges": Correctness()}
             scored = options.model_copy(update={"redundancy": RedundancyOptions(), **none})
-        return scores_cost(scored, find_environment(environments, name), questions.share_math)
+        return scores_cost(
+            scored, find_environment(environments, name), questions.share_math, made.options.samples_per_question
+        )
 
     return mean_cost(questions.shares, cost)
 

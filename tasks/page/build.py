@@ -12,6 +12,7 @@ from treadle.tasks.page.behaviour import behaviour_section, endings_section
 from treadle.tasks.page.comparisons import comparisons_section
 from treadle.tasks.page.cost import cost_section
 from treadle.tasks.page.evaluation import headline_section, radar_section
+from treadle.tasks.page.groups import groups_section
 from treadle.tasks.page.latency import latency_section
 from treadle.tasks.page.manifest import manifest_section
 from treadle.tasks.page.models import EvaluatedModel, evaluated_models
@@ -19,7 +20,6 @@ from treadle.tasks.page.problems import problems_section
 from treadle.tasks.page.sources import PageRun
 from treadle.tasks.page.training import training_sections
 from treadle.tasks.page.verdict_sources import decided_section
-from treadle.tasks.summaries.report_tables import imported_lines
 
 FurtherSection = Callable[[Sequence[EvaluatedModel]], tuple[list[Section], list[str]]]
 """Builder of a section that only some pages have: returns it, or notes on why it is missing."""
@@ -34,6 +34,7 @@ def report_page(runs: Sequence[Run], further: FurtherSection | None = None) -> b
         *headline_section(models),
         *problems_section(sources),
         *comparisons_section(models),
+        *groups_section(models),
         *radar_section(models),
         *more,
         *behaviour_section(models),
@@ -45,18 +46,13 @@ def report_page(runs: Sequence[Run], further: FurtherSection | None = None) -> b
         *manifest_section(sources),
     ]
     notes = [*missing, *(note for source in sources for note in source.notes())]
-    notes += dict.fromkeys(note for model in models for note in _imported(model))
+    notes += dict.fromkeys(note for model in models for note in model.imported_notes())
     if not models and not notes:
         notes = ["Nothing was evaluated yet, so there are no figures of models."]
     if len(models) > len(SERIES):
         notes.append(f"There are {len(SERIES)} colours for {len(models)} models, so colours repeat.")
     title = " and ".join(dict.fromkeys(run.run_id for run in runs))
     return render_page(Page(title, _facts(runs, models), sections, notes))
-
-
-def _imported(model: EvaluatedModel) -> list[str]:
-    lines = imported_lines(model.report, model.source.run)
-    return [f"{line} ({model.source.label})" if model.source.label else line for line in lines]
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

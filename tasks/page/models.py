@@ -12,7 +12,7 @@ from treadle.eval.judging_differences import Scoring
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.report.layout import SummaryLine, by_model, datasets_of, main_line, members, summary_lines
 from treadle.tasks.page.sources import PageRun
-from treadle.tasks.summaries.report_tables import report_tables
+from treadle.tasks.summaries.report_tables import imported_lines, report_tables
 
 _AREAS = {MATH: "mathematics", KNOWLEDGE: "knowledge"}
 _MAX_NAMED = 8
@@ -68,6 +68,11 @@ class EvaluatedModel:
     def datasets(self) -> list[str]:
         """Data sets that the model was evaluated on, without averages."""
         return datasets_of(self.lines)
+
+    def imported_notes(self) -> list[str]:
+        """Return a sentence for each model of its report whose rollouts were imported."""
+        lines = imported_lines(self.report, self.source.run)
+        return [f"{line} ({self.source.label})" if self.source.label else line for line in lines]
 
 
 def evaluated_models(sources: Sequence[PageRun]) -> list[EvaluatedModel]:

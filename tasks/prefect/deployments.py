@@ -116,8 +116,7 @@ def _settings_of(
 def _make_deployment(client: SyncPrefectClient, item: FlowDeployment, flow_id: UUID, settings: dict[str, Any]) -> None:
     """Create a deployment, or update what differs; its schedules, and parameters that were changed, stay.
 
-    Prefect's way to update one is to create it again, which deletes its schedules. An unchanged one is left alone: the
-    server takes a second to check the schema of its parameters.
+    Prefect's way to update one is to create it again, which deletes its schedules.
     """
     from prefect.client.schemas.actions import DeploymentUpdate
     from prefect.exceptions import ObjectNotFound
@@ -125,7 +124,10 @@ def _make_deployment(client: SyncPrefectClient, item: FlowDeployment, flow_id: U
     try:
         found = client.read_deployment_by_name(f"{item.flow}/{item.name}")
     except ObjectNotFound:
-        client.create_deployment(flow_id, item.name, parameters=item.parameters, **settings)
+        # The server enforces a schema by default. Told to enforce it, client and server would first take a second each
+        # to check that it is one, for every deployment.
+        unchecked = {**settings, "enforce_parameter_schema": None}
+        client.create_deployment(flow_id, item.name, parameters=item.parameters, **unchecked)
         return
     there = found.model_dump(mode="json", include=set(settings))
     if changed := {name: value for name, value in settings.items() if there[name] != value}:

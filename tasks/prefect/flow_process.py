@@ -11,14 +11,12 @@ from types import FrameType
 from typing import Any
 
 from treadle.core.parent_watch import end_with_parent, outlives_parent
-
-_WORKER_ENV = "PREFECT__FLOW_RUN_ID"
-"""Set by Prefect in processes that a worker started."""
+from treadle.tasks.prefect.settings import started_by_worker
 
 
 def end_with_worker() -> None:
     """End together with the parent process: Prefect leaves flow run processes behind when their worker is killed."""
-    if _WORKER_ENV in os.environ or not outlives_parent():
+    if started_by_worker() or not outlives_parent():
         end_with_parent()
 
 

@@ -8,6 +8,10 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+
     from treadle.tasks.prefect.flow_run_listener import FlowRunListener
 
 TAG = "treadle"
@@ -36,6 +40,39 @@ _IN_TERMINALS = {
     "DO_NOT_TRACK": "1",
 }
 
+_WORKER_ENV = "PREFECT__FLOW_RUN_ID"
+"""Set by Prefect in processes that a worker started."""
+_runs_own_flow = False
+"""Whether this process calls a flow itself."""
+
+
+class ParameterForm:
+    """Mark of a flow's parameter: its form is made for deployments only.
+
+    Prefect makes the forms of all parameters when a flow is imported. That of the whole configuration takes seconds,
+    and processes that run a flow never show it. What a parameter may be is checked by its type all the same.
+    """
+
+    def __get_pydantic_core_schema__(self, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the validation of the type; a schema that shows its parts would make the forms of all of them."""
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(source.model_validate) if runs_flow() else handler(source)
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the form of the type, or that of any table."""
+        return {"type": "object"} if runs_flow() else handler(core_schema)
+
+
+def started_by_worker() -> bool:
+    """Return whether a worker started this process."""
+    return _WORKER_ENV in os.environ
+
+
+def runs_flow() -> bool:
+    """Return whether this process is to run a flow, started by a worker or by itself."""
+    return _runs_own_flow or started_by_worker()
+
 
 @contextmanager
 def as_flow_run(listener: FlowRunListener | None = None) -> Iterator[None]:
@@ -45,6 +82,8 @@ def as_flow_run(listener: FlowRunListener | None = None) -> Iterator[None]:
     """
     from treadle.tasks.prefect.prefect_home import use_own_password
 
+    global _runs_own_flow
+    _runs_own_flow = True
     use_own_password()
     for name, value in (FLOW_RUN_ENV | _IN_TERMINALS).items():
         # Prefect reads them when it is imported, which happens later.

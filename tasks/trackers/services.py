@@ -63,6 +63,8 @@ def _has_wandb_key() -> bool:
 
 def write_mlflow(run: Run, figures: Sequence[TrackedFigures]) -> None:
     """Add the figures to the MLflow run of this run, where MLFLOW_TRACKING_URI says."""
+    # MLflow 3 refuses folders unless told otherwise; whoever names one in MLFLOW_TRACKING_URI wants it.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]
 
     client, name, key = MlflowClient(), os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), run_key(run)

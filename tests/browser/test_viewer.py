@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from support.browser import opened
+from support.pictures import png
 from support.runs.command_line import TREADLE, environment
 from support.tables.score_tables import new_run, put_rows
 from support.tables.viewer_run import agent_row, dialogue_row, example_run, question_row, served
 
 from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.planning.tools.pictures import PICTURES, read_picture
 from treadle.environments.rollouts.tables import ROLLOUTS
 
 HOSTILE = (
@@ -306,3 +309,19 @@ def _expect_closed(port: int) -> None:
     """Other addresses of this machine, which are those that others reach, do not answer."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.2", port))
+
+
+def test_picture_of_a_call_is_drawn(page: Page, tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    picture = read_picture(png(40, 30))
+    run.store(PICTURES).add(picture.digest, picture.data)
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Where is it?")])
+    call = {"tool": "visual_inspector", "argument": "{}", "status": "ok", "turn": 0, "note": picture.note}
+    parts = [("visual_inspector", "{}"), ("result", "a field"), ("answer", "there")]
+    row = agent_row(ROLLOUTS, "v1", "q1", *parts, tool_calls=json.dumps([call]))
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [row])
+    with served(run) as url:
+        page.goto(f"{url}/trajectory/1/rollouts@base/v1")
+        drawn = page.get_by_role("img", name="Picture")
+        expect(drawn).to_be_visible()
+        assert drawn.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [40, 30]

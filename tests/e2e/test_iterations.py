@@ -21,6 +21,8 @@ from treadle.core.runs.run import Run
 from treadle.core.tables import MODEL_FOLDER
 from treadle.rl.training.checkpoint_checks import tensors
 
+pytestmark = pytest.mark.sweep
+
 MADE = ("2/pools", "2/sft_rows", "2/sft")
 """Instances of the second iteration that are made here; what would follow is what tests of the demo show."""
 LEFT_OUT = ("2/rollouts@phase-1", "2/rollouts@tuned")

@@ -21,7 +21,7 @@ from support.servers.prefect_api import ask
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-USED = ("full", "scores", "rl", "shards")
+USED = ("full", "scores", *(["rl", "shards"] if os.environ.get("TREADLE_SWEEP") else []))
 """Deployments that tests run; the server takes a second of CPU time for each one that is created."""
 BIN = Path(sys.executable).parent
 
@@ -40,17 +40,26 @@ class PrefectHome:
             env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s,
         )  # fmt: skip
 
-    def run_deployment(self, deployment: str, **parameters: Any) -> str:
-        """Run a deployment as `prefect deployment run` does, which takes four CPU seconds; return the flow run's id."""
+    def submit(self, deployment: str, **parameters: Any) -> str:
+        """Ask for a flow run as `prefect deployment run` does, which takes four CPU seconds; return its id."""
         found = ask("GET", f"{self.url}/deployments/name/{deployment}")["id"]
         asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-        flow_run = str(ask("POST", f"{self.url}/deployments/{found}/create_flow_run", asked)["id"])
+        return str(ask("POST", f"{self.url}/deployments/{found}/create_flow_run", asked)["id"])
+
+    def wait_for(self, flow_run: str, *states: str) -> dict[str, Any]:
+        """Wait until a flow run is in one of some states, by their types; return its state."""
 
         def state() -> dict[str, Any]:
             return dict(ask("GET", f"{self.url}/flow_runs/{flow_run}")["state"])
 
-        until(lambda: state()["type"] in ENDED, f"{deployment} ends", 600.0, 0.2)
-        assert state()["type"] == "COMPLETED", state()
+        until(lambda: state()["type"] in states, f"the flow run is {states}", 600.0, 0.2)
+        return state()
+
+    def run_deployment(self, deployment: str, **parameters: Any) -> str:
+        """Run a deployment to its end; return the flow run's id."""
+        flow_run = self.submit(deployment, **parameters)
+        ended = self.wait_for(flow_run, *ENDED)
+        assert ended["type"] == "COMPLETED", ended
         return flow_run
 
 
@@ -78,7 +87,8 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHo
     with contextlib.ExitStack() as stack:
         stack.enter_context(process(server, "prefect", "server", "start", "--port", str(port)))
         wait_until(lambda: answers(f"{url}/health"), "the Prefect server", home / "prefect-server.log")
-        checked(server.run("prefect", "work-pool", "create", "local-process", "--type", "process"))
+        pool = {"name": "local-process", "type": "process", "base_job_template": {}}
+        ask("POST", f"{url}/work_pools/", pool)
         checked(server.run("prefect", "--no-prompt", "deploy", *(part for name in USED for part in ("--name", name))))
         stack.enter_context(process(server, "prefect", "worker", "start", "--pool", "local-process"))
         yield server
@@ -148,7 +158,10 @@ domains = {{ world-lookup = "qa", world-compute = "math" }}
 
 [environment]
 search = {{ corpus = ["{world.corpus}"] }}
-python = {{ sandbox = {{ packages = [] }} }}
+python = {{ sandbox = {{ packages = [], pool_size = 1 }} }}
+
+[scores]
+symbolic = false
 """)
     return config
 

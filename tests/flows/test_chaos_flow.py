@@ -57,6 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield started
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(bool(namespaces()), reason=f"no mount namespace: {namespaces()}")
 def test_flow_with_every_fault_matches_an_undisturbed_one(place: Site, capsys: pytest.CaptureFixture[str]) -> None:
     seed = int(os.environ.get("TREADLE_CHAOS_SEED") or int.from_bytes(os.urandom(4), "big"))

@@ -17,9 +17,6 @@ MORE = """
 [flow]
 stages = ["rl"]
 
-[scores]
-symbolic = false
-
 [selection]
 max_questions = 4
 

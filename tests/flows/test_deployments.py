@@ -7,17 +7,28 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
+import httpx
 import pytest
 import yaml
+from support.flow_chaos import lock_database
 from support.servers.prefect_api import ask
 
 from treadle.core.runs.run import Run
 from treadle.stages.registry import stage_names
 from treadle.tasks.planning.run_setup import known_addresses
 
-from .conftest import checked, wait_until
+from .conftest import ENDED, checked, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
+JUDGED = """
+[scores.judges]
+models = ["tutor"]
+domains = ["math"]
+
+[flow]
+models = ["tutor"]
+"""
+"""What makes two stages of a run ask the same model."""
 
 
 def test_every_stage_has_a_deployment() -> None:
@@ -36,7 +47,9 @@ def test_prefect_deploys_the_whole_file(prefect_home) -> None:
 def deployed_run(prefect_home, sample_run_config, tmp_path_factory):
     """Return the root of a run made by a deployment, finished."""
     root = tmp_path_factory.mktemp("outputs")
-    prefect_home.run_deployment("flywheel/full", run_id="deployed", config_file=str(sample_run_config), root=str(root))
+    config = tmp_path_factory.mktemp("deployed") / "run.toml"
+    config.write_text(sample_run_config.read_text() + JUDGED)
+    prefect_home.run_deployment("flywheel/full", run_id="deployed", config_file=str(config), root=str(root))
     return root
 
 
@@ -53,31 +66,30 @@ def test_command_line_recognises_a_finished_deployed_run(prefect_home, deployed_
     assert {"1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"} == set(states)
 
 
-def test_stage_deployment_reruns_one_stage(prefect_home, deployed_run) -> None:
+def test_stage_deployment_reruns_one_stage_while_the_database_is_locked(prefect_home, deployed_run) -> None:
     given = {"run_id": "deployed", "instance": "1/scores@tutor", "root": str(deployed_run), "force": True}
-    prefect_home.run_deployment("stage/scores", **given)
+    flow_run = prefect_home.submit("stage/scores", **given)
+    prefect_home.wait_for(flow_run, "RUNNING")
+    lock_database(prefect_home.logs / "prefect.db")
+    assert prefect_home.wait_for(flow_run, *ENDED)["type"] == "COMPLETED"
     assert attempts(deployed_run)["1/scores@tutor"] == 2
     assert attempts(deployed_run)["1/rollouts@tutor"] == 1
 
 
-def test_stages_of_a_flow_share_a_model_server(prefect_home, sample_run_config, tmp_path) -> None:
-    config = tmp_path / "run.toml"
-    judges = '[scores.judges]\nmodels = ["tutor"]\ndomains = ["math"]\n'
-    config.write_text(f'flow.models = ["tutor"]\n{sample_run_config.read_text()}\n{judges}')
-    given = {"run_id": "shared", "config_file": str(config), "root": str(tmp_path)}
-    flow_run = prefect_home.run_deployment("flywheel/full", **given)
-    ours = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "limit": 200}
+def test_stages_of_a_flow_share_a_model_server(prefect_home, deployed_run) -> None:
+    wanted = {"flow_runs": {"name": {"any_": ["deployed"]}}, "sort": "START_TIME_ASC", "limit": 1}
+    (flow_run,) = ask("POST", f"{prefect_home.url}/flow_runs/filter", wanted)
+    ours = {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "limit": 200}
     logs = ask("POST", f"{prefect_home.url}/logs/filter", ours)
     assert [log["message"].startswith("starting tutor server") for log in logs].count(True) == 1, logs
 
 
 def test_rejects_unknown_config_key_at_submission(prefect_home, tmp_path) -> None:
-    done = prefect_home.run(
-        "prefect", "deployment", "run", "flywheel/full", "--param", "run_id=wrong",
-        "--param", 'config={"rollouts": {"samplez": 3}}', "--param", f"root={tmp_path}",
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "samplez" in done.stdout + done.stderr
+    deployment = ask("GET", f"{prefect_home.url}/deployments/name/flywheel/full")["id"]
+    given = {"run_id": "wrong", "config": {"rollouts": {"samplez": 3}}, "root": str(tmp_path)}
+    address = f"{prefect_home.url}/deployments/{deployment}/create_flow_run"
+    refused = httpx.post(address, json={"parameters": given}, timeout=60)
+    assert refused.is_client_error and "samplez" in refused.text, refused.text
 
 
 def test_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_run) -> None:

@@ -201,6 +201,7 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
     }
     assert {queues[name] for name in ("full", "questions", "report")} == {"default"}
     assert all(item["tags"] == ["treadle"] and item["status"] for item in made.values())
+    assert all(item["enforce_parameter_schema"] for item in made.values())
     schema = made["full"]["parameter_openapi_schema"]
     assert "required" not in schema and {"run_id", "config_file"} <= schema["properties"].keys()
     assert made["questions"]["parameter_openapi_schema"]["required"] == ["run_id", "instance"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from support.servers.prefect_api import ask
 
 from treadle.core.runs.run import Run, list_runs
@@ -59,6 +60,7 @@ def test_each_fire_of_a_schedule_makes_a_run_of_its_own(prefect_home, sample_run
         assert f"run:{name}" in flow_run["tags"]
 
 
+@pytest.mark.sweep
 def test_missing_file_is_one_line_in_the_state_and_the_log(prefect_home, tmp_path) -> None:
     given = {"config_file": str(tmp_path / "missing.toml"), "root": str(tmp_path)}
     (flow_run,) = _fire(prefect_home, given, times=1)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from support.flow_site import HANG_S, FlowRun, Site, answers, command_of
 from support.runs.processes import Seen, family, until
@@ -106,8 +107,7 @@ class Chaos:
         return True
 
     def _lock_database(self) -> bool:
-        database = self.site.folder / "prefect" / "prefect.db"
-        subprocess.run([sys.executable, "-c", _LOCK, str(database), str(LOCKED_S)], check=True)
+        lock_database(self.site.folder / "prefect" / "prefect.db")
         return True
 
     def _fill_disk(self, flow_run: FlowRun) -> bool:
@@ -118,6 +118,11 @@ class Chaos:
         until(is_over, "a full disk ends the flow run", HANG_S, 0.2)
         self.site.disk.free()
         return False
+
+
+def lock_database(database: Path) -> None:
+    """Keep everyone from writing to an SQLite file for a while."""
+    subprocess.run([sys.executable, "-c", _LOCK, str(database), str(LOCKED_S)], check=True)
 
 
 def kill(process: Seen) -> None:

@@ -1,6 +1,6 @@
 """The labelled pairs of mathematical answers, and math-verify's verdicts on them.
 
-As a program it prints, as JSON, whether plain math-verify finds each pair equal: `python tests/support/math_pairs.py`.
+As a program it prints, as JSON, which pairs plain math-verify finds equal: `python tests/support/math_pairs.py`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-PAIRS = Path(__file__).parents[1] / "unit" / "golden" / "math_pairs.tsv"
+GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
+PAIRS = GOLDEN / "math_pairs.tsv"
+VERIFIED = GOLDEN / "math_pairs_verified.json"
+"""Verdicts of plain math-verify in the order of the pairs, and its version; `make sweep` compares them with its own."""
 
 
 class Pair(NamedTuple):
@@ -46,4 +50,5 @@ def _verify() -> Callable[[Pair], bool]:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    json.dump(list(map(_verify(), labelled_pairs())), sys.stdout)
+    verdicts = "".join("=" if equal else "x" for equal in map(_verify(), labelled_pairs()))
+    json.dump({"version": version("math-verify"), "verdicts": verdicts}, sys.stdout)

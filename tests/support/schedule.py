@@ -12,6 +12,7 @@ PREFECT = (
     "test_curriculum_deployments.py",
     "test_deployments.py",
     "test_docs_prefect.py",
+    "test_own_flow.py",
     "test_schedules.py",
     "test_secrets_and_kills.py",
 )

@@ -1,7 +1,8 @@
-"""Parameters of which CI runs a sample and `make sweep` all."""
+"""Parameters and examples of which CI runs a sample and `make sweep` all."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable
 
 import pytest
@@ -17,6 +18,11 @@ def sampled(values: Iterable[object], kept: Collection[object]) -> list[object]:
     if not any(value in kept for value in values):
         raise ValueError(f"no parameter is left for CI: {values}")
     return [value if value in kept else _swept(*value if isinstance(value, tuple) else (value,)) for value in values]
+
+
+def examples(count: int) -> int:
+    """Return how many examples of a property are tried: a quarter in CI, other ones each time."""
+    return count if os.environ.get("TREADLE_SWEEP") else -(-count // 4)
 
 
 def _swept(*arguments: object) -> object:

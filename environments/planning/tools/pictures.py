@@ -6,6 +6,7 @@ Nothing is decoded here: the bytes of a picture are hostile, and only the server
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ MEDIA_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/bmp", "i
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of JPEG segments with the size."""
 _MAX_JPEG_SEGMENTS = 10_000
+_NOTE = re.compile(r"picture ([0-9a-f]{32})(?:, .*)?")
 
 
 class NotAPicture(ValueError):
@@ -40,6 +42,17 @@ class Picture:
     def digest(self) -> str:
         """Key in the store: the first 32 hex digits of the SHA-256 of the bytes."""
         return hashlib.sha256(self.data).hexdigest()[:32]
+
+    @property
+    def note(self) -> str:
+        """Note of a call that looked at the picture; further words may follow after a comma."""
+        return f"picture {self.digest}"
+
+
+def noted_picture(note: str) -> str:
+    """Return the digest of the picture in the note of a call; empty if it names none."""
+    match = _NOTE.fullmatch(note)
+    return match[1] if match else ""
 
 
 def read_picture(data: bytes, max_pixels: int | None = None) -> Picture:

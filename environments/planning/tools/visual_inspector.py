@@ -154,7 +154,7 @@ class VisualInspector:
             picture = await self._picture(asked.file_path, clock.time() + max(0.0, deadline - work_clock().time()))
         except (NoPicture, NotAPicture) as error:
             return ToolOutcome("error", f"Error: {error}.", clock.time() - began, note="no picture")
-        note = f"picture {picture.digest}"
+        note = picture.note
         if self._store is not None:
             await asyncio.to_thread(self._store.add, picture)
         try:

@@ -28,9 +28,8 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     _scored_tokens: torch.Tensor | None = None
     _norms: Sequence[float] = ()
     _buffered_inputs: Any
-    own_advantages: Sequence[Sequence[float]] | None = None
-    """Advantage of each completion id of this process's trajectories, in the order of the rollouts; None if TRL
-    computes them."""
+    own_advantages: Sequence[Sequence[float]] | Sequence[float] = ()
+    """Advantage of each trajectory of this process, in the order of the rollouts, or of each of its completion ids."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Do nothing: the artifact has its own card."""
@@ -62,13 +61,12 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         return batch
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Return TRL's batch of a step, with the advantages of the plan's credit rule if it is not TRL's own.
+        """Return TRL's batch of a step, with the advantages of the plan's credit rule.
 
         TRL's loss takes advantages of shape (B,), or (B, T) with one for each completion id.
         """
         made: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.own_advantages is not None:
-            made["advantages"] = padded_advantages(self.own_advantages, made["completion_ids"], made["advantages"])
+        made["advantages"] = advantages_tensor(self.own_advantages, made["completion_ids"], made["advantages"])
         return made
 
     def _cut(self, made: dict[str, Any]) -> list[dict[str, Any]]:
@@ -125,15 +123,21 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         return torch.cat(scores), torch.cat(entropies), None
 
 
-def padded_advantages(
-    own: Sequence[Sequence[float]], completion_ids: torch.Tensor, advantages: torch.Tensor
+def advantages_tensor(
+    own: Sequence[Sequence[float]] | Sequence[float], completion_ids: torch.Tensor, advantages: torch.Tensor
 ) -> torch.Tensor:
-    """Return advantages of shape (B, T) for completions that are padded on the right, of the type of `advantages`."""
+    """Return advantages of the type of `advantages`: of shape (B,), or (B, T) if there is one for each completion id.
+
+    Completions are padded on the right.
+    """
+    if len(own) != len(completion_ids):
+        raise RuntimeError(f"there are advantages of {len(own)} trajectories for {len(completion_ids)} of TRL's")
+    rows = [torch.as_tensor(values, dtype=advantages.dtype, device=advantages.device) for values in own]
+    if not rows[0].dim():
+        return torch.stack(rows)
     padded = torch.zeros(completion_ids.shape, dtype=advantages.dtype, device=advantages.device)
-    if len(own) != len(padded):
-        raise RuntimeError(f"there are advantages of {len(own)} trajectories for {len(padded)} of TRL's")
-    for row, values in zip(padded, own, strict=True):
-        row[: len(values)] = torch.tensor(values, dtype=padded.dtype, device=padded.device)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
     return padded
 
 

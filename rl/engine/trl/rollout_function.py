@@ -10,6 +10,7 @@ from trl import GRPOTrainer
 
 from treadle.agent.contract import Task
 from treadle.rl.credit.base import token_advantages
+from treadle.rl.credit.outcome import group_advantages
 from treadle.rl.engine.dynamic_sampling import Draws, NoSpread, draw_groups, rows_of_draw
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
@@ -65,7 +66,7 @@ class RolloutFunction:
             made = self._source.step(step, [self._rows[index] for index in planned[mine]], first)
             everyone, drawn = gathered(made), {}
         self._report_step(step, everyone, drawn, trainer)
-        trainer.own_advantages = _own_advantages(made)
+        trainer.own_advantages = own_advantages(made)
         return _to_trl(made)
 
     def _draw(self, step: int) -> Draws[ScoredGroup]:
@@ -123,15 +124,28 @@ def precomputed_rewards(completions: Sequence[Any], reward: Sequence[float | Non
     return list(reward)
 
 
-def _own_advantages(made: Sequence[ScoredGroup]) -> list[list[float]] | None:
-    """Return the advantage of each completion id of each trajectory; None if TRL computes the advantages."""
-    values = []
+def own_advantages(made: Sequence[ScoredGroup]) -> list[list[float]] | list[float]:
+    """Return the advantage of each trajectory, or of each of its completion ids if turns have advantages of their own.
+
+    TRL would add 1e-4 to the deviation instead of 1e-6.
+    """
+    by_token: list[list[float]] = []
+    by_trajectory: list[float] = []
     for one in made:
         if one.advantages is None:
-            return None
+            by_trajectory += _group_advantages(one.rewards)
+            continue
         for trajectory, of_turns in zip(one.group.trajectories, one.advantages, strict=True):
-            values.append(token_advantages(of_turns, trajectory.turn_starts, len(trajectory.completion_ids)))
-    return values
+            by_token.append(token_advantages(of_turns, trajectory.turn_starts, len(trajectory.completion_ids)))
+    return by_token or by_trajectory
+
+
+def _group_advantages(rewards: Sequence[RewardedItem]) -> list[float]:
+    """Return the advantages within a group; those without a score have none, and do not count in the statistics."""
+    scored = [one.reward for one in rewards if one.scored]
+    # A single scored one has nothing to be compared with.
+    values = iter(group_advantages(scored) if len(scored) > 1 else [0.0] * len(scored))
+    return [next(values) if one.scored else 0.0 for one in rewards]
 
 
 def _to_trl(made: Sequence[ScoredGroup]) -> dict[str, Any]:

@@ -172,7 +172,7 @@ async def _open_for_process(job: Mapping[str, Any], plan: RlPlan) -> tuple[Mappi
     async def hold() -> None:
         """Open the tools and wait forever; cancel scopes must be opened and closed by the same task."""
         try:
-            with open_scorer(plan, settings) as scorer:
+            with open_scorer(plan, settings, training=Path(job["events"]).parent) as scorer:
                 async with open_environments(settings, interpreter=interpreter) as environments:
                     opened.set_result((environments, scorer))
                     await asyncio.Event().wait()

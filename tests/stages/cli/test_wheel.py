@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -54,6 +55,7 @@ def _run(*words: str | Path, cwd: Path, **environ: str) -> subprocess.CompletedP
     return done
 
 
+@pytest.mark.sweep
 def test_installed_wheel_runs_the_tutor_demo(tmp_path: Path) -> None:
     source, dist, place = tmp_path / "source", tmp_path / "dist", tmp_path / "place"
     place.mkdir()

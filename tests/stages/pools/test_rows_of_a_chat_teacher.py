@@ -15,6 +15,7 @@ from support.rollouts.pools_agent import RIGHT, WRONG, operators_of
 from support.rollouts.pools_bench import PoolsBench
 from support.servers.hosted_service import fussy, hosted
 from support.servers.scripted_server import Fault, Item, RecordedRequest, Reply
+from support.sweep import examples
 from support.tables.pool_tables import ANSWER, SEARCH, THINK, make_rows, pool_row, result
 from support.tables.score_tables import question
 
@@ -234,7 +235,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4), TEXTS)
 def test_encoded_turns_decode_to_their_text_and_labels_are_the_models(steps: list[tuple[str, str]], last: str) -> None:
     tokenizer = ChatTokenizer.load(embedded_tokenizer())

@@ -18,7 +18,7 @@ import pytest
 from support.rollouts.mcp_run import play
 from support.rollouts.rollouts_bench import Bench
 from support.sandbox.sandbox_users import TESTS
-from support.servers import mcp_desk
+from support.servers import mcp_bare, mcp_desk
 from support.servers.hosted_service import agent_requests, hosted
 from support.servers.scripted_server import RecordedRequest, Reply
 
@@ -27,6 +27,7 @@ from treadle.core.errors import JobsPending
 NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "1"))
 ANSWER = Reply("It is \\boxed{1}.")
 SERVER = {"type": "mcp", "command": [sys.executable, mcp_desk.__file__]}
+BARE = {"type": "mcp", "command": [sys.executable, mcp_bare.__file__]}
 SANDBOXED = {**SERVER, "read": [mcp_desk.__file__]}
 
 
@@ -92,7 +93,7 @@ async def test_a_tool_that_a_server_adds_is_in_the_next_requests(bench: Bench) -
 
 
 async def test_a_server_that_dies_leaves_rollouts_pending(bench: Bench, tmp_path: Path) -> None:
-    tool = {**SERVER, "sandbox": "none", "env": [f"DIED={tmp_path / 'died'}"]}
+    tool = {**BARE, "sandbox": "none", "env": [f"DIED={tmp_path / 'died'}"]}
     script = calling("desk_count", "desk_die")
     async with hosted(script) as service:
         with pytest.raises(JobsPending, match="ended with exit code 3; its last words: no paper left"):
@@ -109,7 +110,7 @@ async def test_a_server_that_dies_leaves_rollouts_pending(bench: Bench, tmp_path
 
 async def test_a_killed_server_is_started_again(bench: Bench, tmp_path: Path) -> None:
     server = tmp_path / "server.py"
-    shutil.copyfile(mcp_desk.__file__, server)
+    shutil.copyfile(mcp_bare.__file__, server)
     tool = {"type": "mcp", "command": [sys.executable, "server.py"], "read": [str(server)]}
     killed = 0
 
@@ -133,7 +134,7 @@ async def test_a_killed_server_is_started_again(bench: Bench, tmp_path: Path) ->
 async def test_no_journaled_call_is_made_again_after_kills_of_the_run(bench: Bench, tmp_path: Path) -> None:
     log = tmp_path / "calls"
     # Without the sandbox, which has no place for a log of calls outside of it.
-    tool = {**SERVER, "sandbox": "none", "env": [f"CALL_LOG={log}"]}
+    tool = {**BARE, "sandbox": "none", "env": [f"CALL_LOG={log}"]}
     reply = calling(*["desk_count"] * 4)
     process: subprocess.Popen[bytes] | None = None
     left = 0

@@ -150,3 +150,55 @@ def test_a_frozen_search_leaves_its_rollout_pending_and_the_calls_beside_it_are_
     again = Counter(search.asked)
     assert again["thing0 right"] == 1 and again["thing0 left"] > first["thing0 left"]
     assert {row["status"] for row in rows} == {"answered"}
+
+
+NUM_STEPS = 8
+WINDOW = 420
+
+
+def wanderer(request: RecordedRequest) -> Reply:
+    """Search once per turn, which the last visible result tells, and answer with what the last one says."""
+    (name,) = re.findall(r"Question: Which value has (\w+)\?", request.text)[-1:] or [""]
+    turns = [int(turn) for turn in re.findall(r"\[t(\d+)\.call_wiki_search", request.text)]
+    step = max(turns, default=-1) + 1
+    text = f"<think>step {step}</think><wiki_search>{name} step {step}</wiki_search>\n"
+    if not turns:
+        text = f"<think>first</think><plan>look up all {NUM_STEPS} steps of {name}</plan>{text}"
+    if step == NUM_STEPS:
+        text = f"<think>done</think><answer>{re.findall(r'is ([0-9]+)', request.text)[-1]}</answer>"
+    return Reply(text, (*TOKENIZER.encode(text), TOKENIZER.turn_end_ids[0]))
+
+
+def test_a_killed_rollout_with_trimmed_contexts_goes_on_with_the_same_prompts(tmp_path: Path) -> None:
+    """Every turn was sampled behind the prompt of its sample, also if the rollout was killed between two trims."""
+    reached = threading.Event()
+    trimmed = ("environment.trim_reserve_tokens=100", 'environment.instructions=""', "environment.max_turns=12",
+               "rollouts.max_questions=2")  # fmt: skip
+    keys = [word for key in trimmed for word in ("--set", key)]
+    with served(wanderer, codec=TOKENIZER, max_model_len=WINDOW) as server, serving(CountingSearch()) as search:
+        search.on_query = lambda: reached.set() if len(search.asked) >= 2 * (NUM_STEPS - 2) else None
+        desk = desk_of(tmp_path / "desk", server.url, search.url)
+        run = ("run", "plan.toml", "--run", "plan", *keys)
+        with desk.started(*run) as process:
+            while not reached.wait(0.05) and process.poll() is None:
+                pass
+            assert process.poll() is None
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        before = len(server.requests)
+        desk.treadle(*run).succeeded()
+        rows = desk.rows("plan", *ALIVE)
+        assert 0 < before < len(server.requests)
+        shown = desk.treadle("show", rows[0]["rollout_key"], "--run", "plan").succeeded()
+        saw = [request.prompt for request in server.requests]
+        shutil.copytree(desk.folder, tmp_path / "other", ignore=shutil.ignore_patterns("outputs"))
+        whole = Desk(tmp_path / "other")
+        whole.treadle(*run).succeeded()
+    assert rows == whole.rows("plan", *ALIVE)
+    assert shown.out.count("context trimmed") == len(rows[0]["samples"]) - 1
+    for row in rows:
+        assert row["status"] == "answered" and len(row["samples"]) > 2 and row["num_turns"] == NUM_STEPS + 1
+        assert row["text"] == "".join(TOKENIZER.decode(sample["ids"]) for sample in row["samples"])
+        for sample in row["samples"]:
+            for start in sample["turn_starts"]:
+                assert [*sample["prompt_ids"], *sample["ids"][:start]] in saw

@@ -1,4 +1,4 @@
-"""Equality of mathematical answers on labelled pairs, next to plain math-verify in the same run."""
+"""Equality of mathematical answers on labelled pairs, next to plain math-verify."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from importlib.metadata import version
 
 import pytest
 from support import math_pairs
-from support.math_pairs import Pair, labelled_pairs
+from support.math_pairs import VERIFIED, Pair, labelled_pairs
 
 from treadle.core.answers.math_equal import UNDECIDED_RULES, math_equal
 from treadle.core.answers.symbolic import SymbolicChecker
@@ -26,12 +27,9 @@ def test_math_pairs_are_unique_and_cover_both_verdicts() -> None:
 @pytest.mark.covers("evaluation-4")
 def test_labelled_pairs_are_judged_at_least_as_well_as_by_math_verify() -> None:
     pairs = labelled_pairs()
-    command = [sys.executable, math_pairs.__file__]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as peer:
-        with SymbolicChecker(limit_s=10.0) as checker:
-            verdicts = [math_equal(pair.prediction, pair.gold, checker) for pair in pairs]
-        assert peer.stdout is not None
-        theirs = json.load(peer.stdout)
+    with SymbolicChecker(limit_s=10.0) as checker:
+        verdicts = [math_equal(pair.prediction, pair.gold, checker) for pair in pairs]
+    theirs = [verdict == "=" for verdict in _verified()["verdicts"]]
     ours = [verdict.equal for verdict in verdicts]
     wrong = [
         f"{pair.kind}: {pair.prediction}  ~  {pair.gold}  found {verdict}"
@@ -44,6 +42,22 @@ def test_labelled_pairs_are_judged_at_least_as_well_as_by_math_verify() -> None:
     # Above that floor: what was reached is kept.
     assert _num_right(ours, pairs) >= 0.99 * len(pairs) and _num_false_accepts(ours, pairs) == 0, told
     assert not [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.rule in UNDECIDED_RULES], told
+
+
+def test_recorded_verdicts_are_those_of_this_math_verify() -> None:
+    recorded = _verified()
+    assert recorded["version"] == version("math-verify"), "record them again: see support/math_pairs.py"
+    assert len(recorded["verdicts"]) == len(labelled_pairs())
+
+
+@pytest.mark.sweep
+def test_math_verify_judges_as_recorded() -> None:
+    command = [sys.executable, math_pairs.__file__]
+    assert json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == _verified()
+
+
+def _verified() -> dict[str, str]:
+    return dict(json.loads(VERIFIED.read_text(encoding="utf-8")))
 
 
 def _num_right(found: list[bool], pairs: list[Pair]) -> int:

@@ -1,4 +1,4 @@
-"""MCP servers over stdio, with a real server of the official package in the sandbox."""
+"""MCP servers over stdio in the sandbox: one of the official package, and one whose tools misbehave or look around."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from support.sandbox.sandbox_users import TESTS, USERS, user_command
-from support.servers import mcp_desk
+from support.servers import mcp_bare, mcp_desk
 from support.sweep import sampled
 
 from treadle.agent.sandbox import server_process
@@ -33,8 +33,10 @@ from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.store.storage import LocalStorage
 from treadle.environments.tools.registry import TOOLS
 
-SERVER = Path(tempfile.gettempdir()) / f"mcp_desk_{os.getpid()}.py"
-"""Own copy, by whose name this process's servers are found."""
+OURS = f"_of_test_{os.getpid()}.py"
+"""End of the names of this process's copies, by which their servers are found."""
+SERVER = Path(tempfile.gettempdir()) / f"mcp_desk{OURS}"
+BARE = Path(tempfile.gettempdir()) / f"mcp_bare{OURS}"
 FAR = 1e12
 CONTEXT = CallContext("?", (), 0)
 TASK: Any = None
@@ -42,15 +44,17 @@ TASK: Any = None
 
 @pytest.fixture(autouse=True, scope="module")
 def own_copy() -> Iterator[None]:
-    shutil.copyfile(mcp_desk.__file__, SERVER)
-    SERVER.chmod(0o644)
+    copies = {SERVER: mcp_desk.__file__, BARE: mcp_bare.__file__}
+    for copy, original in copies.items():
+        shutil.copyfile(original, copy)
+        copy.chmod(0o644)
     yield
-    SERVER.unlink()
+    for copy in copies:
+        copy.unlink()
 
 
-def settings_for(**keys: Any) -> Any:
-    command = [sys.executable, SERVER.name]
-    return TOOLS.parse({"type": "mcp", "command": command, "read": [str(SERVER)], **keys})
+def settings_for(server: Path = SERVER, **keys: Any) -> Any:
+    return TOOLS.parse({"type": "mcp", "command": [sys.executable, server.name], "read": [str(server)], **keys})
 
 
 @asynccontextmanager
@@ -80,7 +84,7 @@ def processes() -> set[int]:
     found = set()
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
-            if name.isdigit() and SERVER.name.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
+            if name.isdigit() and OURS.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
                 found.add(int(name))
     return found
 
@@ -121,7 +125,7 @@ async def test_a_server_sees_neither_network_nor_home_nor_environment(monkeypatc
     monkeypatch.setenv("SOME_SECRET", "kept-from-servers")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        async with episode(env=[f"PORT={port}", f"SEEN={Path.cwd() / 'pyproject.toml'}"]) as tools:
+        async with episode(server=BARE, env=[f"PORT={port}", f"SEEN={Path.cwd() / 'pyproject.toml'}"]) as tools:
             closed = (await call(tools, "look")).text
     assert "network connected" not in closed
     assert "seen []" in closed
@@ -136,7 +140,7 @@ async def test_network_read_and_env_open_a_server(monkeypatch: pytest.MonkeyPatc
     seen.write_text("x")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         env = [f"PORT={listening.getsockname()[1]}", "SOME_SECRET", f"SEEN={seen}"]
-        settings = settings_for(env=env, network=True, read=[str(SERVER), str(seen)])
+        settings = settings_for(BARE, env=env, network=True, read=[str(BARE), str(seen)])
         async with settings.source("desk", ToolResources()) as source:
             tools = await source.episode(TASK, 0)
             text = (await call(tools, "look")).text
@@ -193,7 +197,7 @@ async def test_a_broken_server_leaves_the_call_pending_and_starts_again(
 ) -> None:
     monkeypatch.setattr(stdio, "MAX_UNASKED_BYTES", 1 << 20)
     monkeypatch.setattr(stdio, "MAX_MESSAGE_BYTES", 1 << 18)
-    async with episode() as tools:
+    async with episode(server=BARE) as tools:
         with pytest.raises(ToolError) as raised:
             await call(tools, tool)
         assert reason in str(raised.value)
@@ -207,7 +211,7 @@ async def test_a_broken_server_leaves_the_call_pending_and_starts_again(
 @pytest.mark.parametrize("tool", sampled(["stop", "close_output"], ["stop"]))
 async def test_a_server_that_answers_no_ping_is_infrastructure(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PING_S", 0.3)
-    async with episode(timeout_s=0.3) as tools:
+    async with episode(server=BARE, timeout_s=0.3) as tools:
         with pytest.raises(ToolError, match="answers neither the call nor a ping"):
             await call(tools, tool)
         assert (await tools.call("desk_add", {"a": 1, "b": 1}, deadline=FAR, context=CONTEXT)).text == "2"
@@ -215,20 +219,20 @@ async def test_a_server_that_answers_no_ping_is_infrastructure(tool: str, monkey
 
 
 async def test_a_slow_call_of_an_answering_server_times_out() -> None:
-    async with episode(timeout_s=0.3) as tools:
+    async with episode(server=BARE, timeout_s=0.3) as tools:
         outcome = await call(tools, "hang")
         assert outcome.status == "timeout"
         assert outcome.text == "The tool did not answer within 0.3 s."
 
 
 async def test_a_server_over_its_memory_is_killed() -> None:
-    async with episode(memory_mb=512) as tools:
+    async with episode(server=BARE, memory_mb=512) as tools:
         with pytest.raises(ToolError, match="memory"):
             await call(tools, "hold_memory")
 
 
 async def test_the_server_of_an_episode_is_not_replaced() -> None:
-    async with episode(per_episode=True) as tools:
+    async with episode(server=BARE, per_episode=True) as tools:
         with pytest.raises(ToolError):
             await call(tools, "die")
         with pytest.raises(ToolError, match="the MCP server of this episode was lost"):
@@ -236,7 +240,7 @@ async def test_the_server_of_an_episode_is_not_replaced() -> None:
 
 
 async def test_calls_in_progress_fail_with_the_server() -> None:
-    async with episode() as tools:
+    async with episode(server=BARE) as tools:
         hanging = asyncio.create_task(call(tools, "hang"))
         await call(tools, "add", a=1, b=1)
         with pytest.raises(ToolError):
@@ -247,7 +251,7 @@ async def test_calls_in_progress_fail_with_the_server() -> None:
 
 async def test_no_descriptor_is_left_of_a_server_that_died() -> None:
     numbers = []
-    async with opened() as source:
+    async with opened(server=BARE) as source:
         for _ in range(3):
             tools = await source.episode(TASK, 0)
             with pytest.raises(ToolError):
@@ -259,7 +263,7 @@ async def test_no_descriptor_is_left_of_a_server_that_died() -> None:
 
 
 async def test_no_process_is_left_at_the_end() -> None:
-    async with episode() as tools:
+    async with episode(server=BARE) as tools:
         hanging = asyncio.create_task(call(tools, "hang"))
         await call(tools, "add", a=1, b=1)
         assert processes()
@@ -269,7 +273,7 @@ async def test_no_process_is_left_at_the_end() -> None:
 
 async def test_a_stopped_server_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "_GRACE_S", 0.2)
-    async with episode() as tools:
+    async with episode(server=BARE) as tools:
         stopping = asyncio.create_task(call(tools, "stop"))
         while not any(_state(pid) == "T" for pid in processes()):
             await asyncio.sleep(0.01)
@@ -301,7 +305,7 @@ asyncio.run(main())
 
 
 async def test_no_process_survives_kill_9_of_treadle() -> None:
-    user = subprocess.Popen([sys.executable, "-c", _USER, str(SERVER)], stdout=subprocess.PIPE)
+    user = subprocess.Popen([sys.executable, "-c", _USER, str(BARE)], stdout=subprocess.PIPE)
     assert user.stdout is not None
     assert user.stdout.readline() == b"ready\n"
     assert processes() - {user.pid}
@@ -317,7 +321,7 @@ async def test_facts_and_list_are_recorded_and_a_change_is_named(
     def store(name: str) -> KeyedStore:
         return KeyedStore(LocalStorage(tmp_path), name)
 
-    async with opened(store, tools=["add", "fail"]) as source:
+    async with opened(store, server=BARE, tools=["add", "fail"]) as source:
         facts = source.facts()
     assert facts["server"] == "desk 1.2"
     assert facts["tools"] == "desk_add, desk_fail"
@@ -325,19 +329,19 @@ async def test_facts_and_list_are_recorded_and_a_change_is_named(
     assert recorded is not None
     assert [tool["name"] for tool in json.loads(recorded)] == ["desk_add", "desk_fail"]
     assert "changed" not in caplog.text
-    async with opened(store, tools=["add", "count"]):
+    async with opened(store, server=BARE, tools=["add", "hang"]):
         pass
     assert "changed" not in caplog.text, "a server of another environment"
-    program = SERVER.read_text()
-    SERVER.write_text(program.replace("def fail(", "def fall("))
+    program = BARE.read_text()
+    BARE.write_text(program.replace("fail", "fall"))
     try:
-        async with opened(store):
+        async with opened(store, server=BARE):
             pass
-        SERVER.write_text(program)
-        async with opened(store):
+        BARE.write_text(program)
+        async with opened(store, server=BARE):
             pass
     finally:
-        SERVER.write_text(program)
+        BARE.write_text(program)
     assert "the MCP server's tools changed since the run began: added: desk_fail; removed: desk_fall" in caplog.text
 
 
@@ -349,7 +353,7 @@ def _python(code: str) -> dict[str, Any]:
     ("keys", "reason"),
     [
         ({"command": ["no-such-program"]}, "there is no program 'no-such-program'"),
-        ({"read": [str(SERVER), "/no/such/folder"]}, "read: there is no /no/such/folder"),
+        ({"read": [str(BARE), "/no/such/folder"]}, "read: there is no /no/such/folder"),
         ({"env": ["NO_SUCH_VARIABLE"]}, "environment variable NO_SUCH_VARIABLE is not set"),
         ({"tools": ["add", "subtract"]}, "the server has no tool 'subtract'"),
         ({"names": {"add": "same", "fail": "same"}}, "two tools would be named 'same'"),
@@ -360,7 +364,7 @@ def _python(code: str) -> dict[str, Any]:
 )
 async def test_a_start_that_fails_says_why(keys: dict[str, Any], reason: str) -> None:
     with pytest.raises(ToolError) as raised:
-        async with opened(**keys):
+        async with opened(**{"server": BARE, **keys}):
             pass
     assert reason in str(raised.value)
     assert str(raised.value).startswith("environment.tools.desk: ")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 from support.web.page_reading import MAX_BYTES, PAGE, fetched, pids
 from support.web.pdf_files import pdf_file
 
@@ -184,7 +185,7 @@ def test_odd_page_is_read_or_refused_and_the_next_one_is_read(reading: Reading, 
     assert reading.read(PAGE).title == "Towers"
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     body=st.binary(max_size=200)
     | st.lists(st.sampled_from([b"<p>", b"<svg>", b"</p", b"&#x", b"\xff", b"%PDF-1.4\n1 0 obj", b"<<"])).map(b"".join),

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from support.servers import mcp_desk
+from support.servers import mcp_bare
 
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.settings import ToolResources
@@ -17,7 +17,7 @@ from treadle.environments.tools.registry import TOOLS
 
 async def look() -> list[str]:
     """Return what the server sees, and how far it can spread."""
-    entry = {"type": "mcp", "command": [sys.executable, mcp_desk.__file__], "read": [mcp_desk.__file__]}
+    entry = {"type": "mcp", "command": [sys.executable, mcp_bare.__file__], "read": [mcp_bare.__file__]}
     async with TOOLS.parse(entry).source("desk", ToolResources()) as source:
         task: Any = None
         tools = await source.episode(task, 0)

@@ -5,8 +5,6 @@ It keeps to itself: it imports nothing of Treadle, so that it can run in the san
 
 import asyncio
 import os
-import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,19 +23,6 @@ from mcp_types import (
 
 server = MCPServer("desk", version="1.2")
 calls = 0
-_output = os.fstat(1).st_ino
-
-
-def wire() -> int:
-    """Return the descriptor of the messages: the package gives standard output to standard error."""
-    for descriptor in range(64):
-        try:
-            if os.fstat(descriptor).st_ino == _output and descriptor not in (0, 2):
-                os.set_blocking(descriptor, True)
-                return descriptor
-        except OSError:
-            pass
-    raise OSError("no output")
 
 
 @server.tool()
@@ -65,46 +50,9 @@ def fail() -> str:
 
 
 @server.tool()
-def spread() -> str:
-    """Start processes and fill memory by files, as far as that is possible within reason."""
-    children: list[int] = []
-    said = "processes started"
-    try:
-        while len(children) < 400:
-            if not (pid := os.fork()):
-                signal.pause()
-            children.append(pid)
-    except OSError:
-        said = "processes refused"
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    try:
-        with open("/dev/shm/file", "wb") as file:
-            for _ in range(80):
-                file.write(bytes(1 << 20))
-        said += ", /dev/shm written"
-    except OSError:
-        said += ", /dev/shm full"
-    try:
-        Path("/dev/file").touch()
-        said += ", /dev written"
-    except OSError:
-        said += ", /dev refused"
-    return said
-
-
-@server.tool()
 async def hang() -> str:
     """Never answer, while other requests are answered."""
     await asyncio.Event().wait()
-    return ""
-
-
-@server.tool()
-async def stop() -> str:
-    """Stop the whole process."""
-    os.kill(os.getpid(), signal.SIGSTOP)
     return ""
 
 
@@ -117,59 +65,6 @@ async def die() -> str:
         Path(died).touch()
     print("no paper left", file=sys.stderr, flush=True)
     os._exit(3)
-
-
-@server.tool()
-async def kill() -> str:
-    """Be killed."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    return ""
-
-
-@server.tool()
-async def garbage() -> str:
-    """Write to standard output what is no message."""
-    os.write(wire(), b"debug: \x1b[31mhere\n")
-    return ""
-
-
-@server.tool()
-async def flood_output() -> str:
-    """Write messages without end."""
-    output = wire()
-    while True:
-        os.write(output, b'{"jsonrpc":"2.0","method":"notifications/x","params":{}}\n' * 100)
-
-
-@server.tool()
-async def flood_errors() -> str:
-    """Write to standard error without end."""
-    os.set_blocking(2, True)
-    while True:
-        os.write(2, b"x" * 65536)
-
-
-@server.tool()
-async def long_line() -> str:
-    """Write one line without end."""
-    output = wire()
-    while True:
-        os.write(output, b"[" * 65536)
-
-
-@server.tool()
-async def close_output() -> str:
-    """Close standard output and live on."""
-    os.dup2(os.open("/dev/null", os.O_WRONLY), wire())
-    await asyncio.Event().wait()
-    return ""
-
-
-@server.tool()
-def hold_memory() -> str:
-    """Hold much memory."""
-    held = [bytearray(os.urandom(1 << 20) * 8) for _ in range(256)]
-    return str(len(held))
 
 
 @server.tool()
@@ -212,26 +107,6 @@ def hostile() -> str:
 def long_text() -> str:
     """Return a long text."""
     return "x" * 100_000
-
-
-@server.tool()
-def look() -> str:
-    """Tell what can be seen."""
-    with socket.socket() as probe:
-        probe.settimeout(5)
-        try:
-            probe.connect(("127.0.0.1", int(os.environ.get("PORT", "9"))))
-            network = "connected"
-        except OSError as error:
-            network = type(error).__name__
-    seen = [path for path in ("/etc/passwd", "/home", os.environ.get("SEEN", "/root/.ssh")) if Path(path).exists()]
-    names = ",".join(sorted(os.environ))
-    try:
-        Path("/usr/x").write_text("x")
-        written = "written"
-    except OSError:
-        written = "read-only"
-    return f"uid {os.getuid()} network {network} seen {seen} names {names} usr {written} pid {os.getpid()}"
 
 
 if __name__ == "__main__":

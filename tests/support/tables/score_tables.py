@@ -189,6 +189,7 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "votes_yes": None,
         "votes_no": None,
         "votes_abstained": None,
+        "best_of": None,
         **columns,
     }
 

@@ -16,17 +16,43 @@ Row = Mapping[str, Any]
 
 def assert_all_read(folder: Path, rows: Sequence[Row], cache: Path) -> None:
     """Check that every library finds exactly these rows, in their order, in a data set folder."""
-    readers: Mapping[str, Callable[[Path], list[dict[str, Any]]]] = {
-        "pandas": _pandas, "polars": _polars, "duckdb": _duckdb, "datasets": lambda place: _datasets(place, cache),
-    }  # fmt: skip
     expected = [_plain(row) for row in rows]
-    for library, read in readers.items():
+    for library, read in _readers(cache).items():
         if library == "datasets" and not rows:
             continue  # of a file without rows it makes no data set
         found = [_plain(row) for row in read(folder)]
         assert len(found) == len(expected), f"{library}: {folder}"
         for place, (one, other) in enumerate(zip(found, expected, strict=True)):
             assert one == other, f"{library}: {folder}, row {place + 1}: {one} and {other}"
+
+
+def assert_all_count(folder: Path, num_rows: int, cache: Path) -> None:
+    """Check that every library opens a data set folder, with the same rows in all."""
+    found = {library: [_plain(row) for row in read(folder)] for library, read in _readers(cache).items()}
+    assert {library: len(rows) for library, rows in found.items()} == dict.fromkeys(found, num_rows)
+    assert all(rows == found["polars"] for rows in found.values()), folder
+
+
+def assert_json_read(file: Path, num_rows: int, cache: Path, *, is_data_set: bool) -> None:
+    """Check that every library opens a file of JSON Lines, or of one array; `datasets` also its folder if it is one."""
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    duckdb, datasets = pytest.importorskip("duckdb"), pytest.importorskip("datasets")
+    is_lines = file.suffix == ".jsonl"
+    found = {
+        "pandas": len(pandas.read_json(file, lines=is_lines)),
+        "polars": len(polars.read_ndjson(file) if is_lines else polars.read_json(file)),
+        "duckdb": len(duckdb.read_json(str(file)).fetchall()),
+        "datasets": len(datasets.load_dataset("json", data_files=str(file), split="train", cache_dir=str(cache))),
+    }
+    if is_data_set:
+        found["folder"] = len(datasets.load_dataset(str(file.parent), split="train", cache_dir=str(cache)))
+    assert found == dict.fromkeys(found, num_rows)
+
+
+def _readers(cache: Path) -> Mapping[str, Callable[[Path], list[dict[str, Any]]]]:
+    return {
+        "pandas": _pandas, "polars": _polars, "duckdb": _duckdb, "datasets": lambda place: _datasets(place, cache),
+    }  # fmt: skip
 
 
 def _pandas(folder: Path) -> list[dict[str, Any]]:

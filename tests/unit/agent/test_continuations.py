@@ -23,6 +23,7 @@ from support.rollouts.rollout_bench import (
     play,
     settings,
 )
+from support.sweep import examples
 
 from treadle.agent.dialects.base import render
 from treadle.agent.dialects.tags import TOOL_DIALECT
@@ -65,7 +66,9 @@ def by_depth(turns: Sequence[str], tokenizer: ChatTokenizer, prompt_length: int)
 @pytest.mark.covers("flywheel-17", "flywheel-18")
 @pytest.mark.parametrize("name", ["qwen", "smollm2"])
 @given(turns=_turns, overrun=st.sampled_from(["", "\n", "><", "é"]))
-@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_continuation_has_the_same_context_ids_as_an_unbroken_rollout(
     name: str, turns: list[str], overrun: str
 ) -> None:

@@ -19,6 +19,7 @@ from support.rollouts.rollout_bench import (
     load,
     play,
 )
+from support.sweep import examples
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.types import Completion, CompletionRequest
@@ -86,7 +87,7 @@ async def test_only_a_turn_that_the_model_ended_itself_keeps_its_end(
 @pytest.mark.parametrize("table", [True, False])
 @pytest.mark.parametrize("name", ["qwen", "smollm2"])
 @given(pieces=st.lists(st.sampled_from(["<think>", "</think>", "a b", "é🙂", "\ufffd", "\n", ">"])), data=st.data())
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=examples(150), deadline=None)
 def test_ids_before_a_boundary_match_the_plain_definition(
     name: str, table: bool, pieces: list[str], data: st.DataObject
 ) -> None:

@@ -37,7 +37,7 @@ from treadle.tasks.planning.run_setup import open_run
 from treadle.web.record.table import write_record
 
 REVISABLE = (
-    ("scores", "judges"), ("scores", "redundancy"), ("scores", "max_error_rate"), ("report",),
+    ("scores", "judges"), ("scores", "redundancy"), ("scores", "best_of"), ("scores", "max_error_rate"), ("report",),
     ("rollouts", "samples_per_question"), ("rollouts", "max_questions"), ("rollouts", "max_questions_per_dataset"),
     ("rollouts", "datasets"), ("rollouts", "split"), ("scorers",),
 )  # fmt: skip
@@ -180,6 +180,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "Rubric.models": (["near"],),
     "Rubric.domains": (["qa"],),
     "RedundancyOptions.model": ("near",),
+    "BestOfOptions.model": ("near",),
     "CurriculumSettings.sampling_model": ("near",),
     "CurriculumSettings.sigma_tool": ([0.2, 0.1, 0.05],),
     "CurriculumSettings.sigma_length": ([0.2, 0.1, 0.05],),
@@ -350,6 +351,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "scores": {
             "judges": {"on_failed": "rule", "domains": ["qa", "math"]},
             "redundancy": {"votes": 9, "sampling": {"max_tokens": 64}},
+            "best_of": {"attempts": 4},
         },
         "flow": {"stages": ["rollouts", "scores", "rl", "report"], "models": ["near", "vllm", "tutor"]},
     }

@@ -41,6 +41,7 @@ def test_worked_example_of_sixteen_attempts() -> None:
     assert rows["pass@4"]["value"] == pytest.approx(1 - math.comb(10, 4) / math.comb(16, 4))
     assert round(rows["pass@4"]["value"], 3) == 0.885
     assert rows["pass@16"]["value"] == 1.0
+    assert rows["std@16"]["value"] == pytest.approx(math.sqrt(0.375 * 0.625))
     assert (rows["cost"]["value"], rows["cost_of_pass"]["value"]) == (pytest.approx(0.003), pytest.approx(0.008))
 
 
@@ -126,6 +127,12 @@ def test_best_and_worst_of_graded_answers() -> None:
     assert rows["best@2"]["value"] == pytest.approx((0.5 + 1 + 1) / 3)
     assert rows["worst@2"]["value"] == pytest.approx((0 + 0 + 0.5) / 3)
     assert "best@2" not in figures(attempts(True, False))
+
+
+def test_deviation_is_that_within_questions() -> None:
+    """As trainers report it: questions that are always right, or never, have none."""
+    rollouts = [*attempts(True, False, key="a"), *attempts(True, True, key="b"), *attempts(False, False, key="c")]
+    assert figures(rollouts)["std@2"]["value"] == pytest.approx(0.5 / 3)
 
 
 def test_amounts_per_right_answer() -> None:

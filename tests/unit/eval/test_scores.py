@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_unfinished_rollout_keeps_its_prediction_and_is_never_correct(tmp_path: 
     (row,), _ = score_rows(tmp_path, [question("q1", ["Paris"])], [rollout("r1", "q1", PARIS, status=status)])
     assert (row["prediction"], row["correct"], row["score"], parts_of(row)["f1"]) == ("Paris", False, 0.0, 0.0)
     assert (row["is_valid_answer"], row["scorer"], row["error"]) == (False, "status", None)
+
+
+def test_a_candidate_of_an_agent_that_ran_out_is_its_answer(tmp_path: Path) -> None:
+    segments = [("suggested_answer", "<suggested_answer>Paris</suggested_answer>")]
+    outcome = json.dumps({"reward": None, "success": None, "parts": {"answered_by_candidate": 1.0}})
+    rollouts = [rollout("r1", "q1", segments, status="max_turns", outcome=outcome)]
+    (row,), _ = score_rows(tmp_path, [question("q1", ["Paris"])], rollouts)
+    assert (row["prediction"], row["correct"], row["is_valid_answer"]) == ("Paris", True, True)
 
 
 def test_answer_in_a_tool_result_does_not_count(tmp_path: Path) -> None:

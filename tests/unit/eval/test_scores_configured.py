@@ -67,6 +67,7 @@ def test_fingerprint_includes_judges_but_not_their_concurrency() -> None:
         {**BOTH, "judges": {"models": ["large"]}},
         {**BOTH, "judges": {**BOTH["judges"], "on_failed": "rule"}},
         {**BOTH, "redundancy": {"model": "large", "votes": 5}},
+        {**BOTH, "best_of": {"model": "large"}},
     ]
     assert len({usual, *map(fingerprint, others)}) == 1 + len(others)
 
@@ -87,6 +88,7 @@ def test_phases_are_scored_by_the_rules_that_reward_them() -> None:
     [
         ({"judges": {"models": ["nobody"]}}, "scores.judges.models names 'nobody'"),
         ({"redundancy": {"model": "nobody"}}, "scores.redundancy.model names 'nobody'"),
+        ({"best_of": {"model": "nobody"}}, "scores.best_of.model names 'nobody'"),
         ({"judges": {"models": ["large", "large"]}}, "listed twice"),
         ({"judges": {"models": ["large"], "domains": ["choice"]}}, "domains"),
     ],

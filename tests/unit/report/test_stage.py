@@ -345,6 +345,7 @@ def test_many_models_are_compared_with_neighbours_and_the_first() -> None:
 
 def test_same_scores_give_the_same_files_in_any_order(tmp_path: Path) -> None:
     tables = [_many("m", "a", [True, False, None], calls_requested=2) + _many("m", "b", [True] * 4)]
+    tables[0] = [{**row, "reasoning_tokens": 30 * index} for index, row in enumerate(tables[0])]
     tables.append([{**row, "model": "n", "rollout_key": f"n{row['rollout_key']}"} for row in tables[0]])
     reader, comparisons = _made(tmp_path / "one", *tables)
     turned, others = _made(tmp_path / "two", *(rows[::-1] for rows in tables))
@@ -353,7 +354,10 @@ def test_same_scores_give_the_same_files_in_any_order(tmp_path: Path) -> None:
     for name in ("report.md", "summary.json", "summary.csv", "radar.svg"):
         assert reader.read_file(name) == turned.read_file(name)
     told = json.loads(reader.read_file("summary.json"))
+    groups = told.pop("groups")
     assert told == {"summary": list(reader.rows()), "comparisons": comparisons}
+    found = {(row["dataset"], row["column"], row["group"], row["model"]) for row in groups}
+    assert ("a", "response tokens", "<50", "n") in found and ("a", "response tokens", "50-199", "m") in found
     lines = list(csv.DictReader(io.StringIO(reader.read_file("summary.csv").decode())))
     assert len(lines) == len(told["summary"]) and lines[0]["model"] == "m"
 

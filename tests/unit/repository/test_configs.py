@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from treadle.agent.pages.server_config import RetrieverConfig
+from treadle.cli.main import cli
 from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
@@ -17,6 +20,8 @@ from treadle.core.runs.execute import fingerprint_of
 from treadle.datagen.pools.entry import pool_roles
 from treadle.datagen.pools.settings import PYTHON_HINTS, SEARCH_HINTS, PolicySampling, PoolOptions, PoolRoles
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.rl.presets import PLANNING_PRESETS
+from treadle.sft.config import SftOptions
 from treadle.stages.registry import stage_names
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
@@ -47,6 +52,52 @@ def test_every_value_of_the_paper_config_cites_its_source() -> None:
     lines = [line for line in PAPER.read_text().splitlines() if re.match(r"\s*[\w.-]+ *=", line)]
     assert len(lines) > 150
     assert [line for line in lines if not re.search(r"# (paper|program|published|here)\b", line)] == []
+
+
+@pytest.mark.parametrize("name", sorted(PLANNING_PRESETS))
+def test_every_value_of_a_planning_config_cites_its_source(name: str) -> None:
+    lines = (ROOT / "configs" / f"{name}.toml").read_text().splitlines()
+    source = re.compile(r"# (paper|script|here)\b")
+    table, uncited = "", []
+    for line in lines:
+        if line.startswith("["):
+            table = line
+        elif re.match(r"[\w.]+ *=", line) and not source.search(line) and not source.search(table):
+            uncited.append(line)
+    # The values of a preset have their sources in its module.
+    assert uncited == [f'preset = "{name}"'] * 2
+
+
+def test_planning_configs_measure_and_draw_as_published() -> None:
+    configs = {name: load_config(TreadleConfig, (ROOT / "configs" / f"{name}.toml",)) for name in PLANNING_PRESETS}
+    measured = {name: one.rollouts.sampling.temperature for name, one in configs.items()}
+    assert measured == {
+        **dict.fromkeys(("gap-3b", "afm-mhqa-7b", "afm-mhqa-32b"), 0.0),
+        **dict.fromkeys(("afm-web-7b", "afm-web-32b"), 1.0),
+        "afm-code-7b": 0.8,
+        "afm-code-32b": 0.6,
+    }
+    for name, one in configs.items():
+        start = load_config(SftOptions, data={"preset": name, "main_address": "node-1"})
+        assert (start.model, start.cutoff_tokens) == (f"Qwen/{one.models['base'].model}", one.sft_rows.cutoff_tokens)
+        # Of NQ and HotpotQA, generated and filtered ones, and LiveCodeBench with Skywork and DAPO.
+        sizes = {"gap": 160_000, "mhqa": 79_168 + 90_447, "web": 3_159 + 7_268, "code": 392 + 10_033 + 23_766 + 13_369}
+        assert one.selection.max_questions == sizes[name.split("-")[-2]]
+
+
+@pytest.mark.parametrize("name", sorted(PLANNING_PRESETS))
+def test_flow_of_a_planning_config_can_be_planned(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(TreadleConfig, (ROOT / "configs" / f"{name}.toml",))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SERPER_API_KEY", "key")
+    write_byte_tokenizer(tmp_path / str(config.models["base"].tokenizer))
+    source = next(iter(config.questions.domains))
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "source": source} for n in range(6000)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["run", str(ROOT / "configs" / f"{name}.toml"), "--run", "r", "--root", str(tmp_path / "runs")]
+    planned = CliRunner().invoke(cli, [*words, "--dry-run"])
+    assert planned.exit_code == 0, planned.output
+    assert all(f"1/{stage}" in planned.output for stage in config.flow.stages)
 
 
 def test_paper_config_spells_out_how_pools_are_made() -> None:

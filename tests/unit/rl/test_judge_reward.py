@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -83,6 +84,20 @@ def test_equal_answers_are_judged_once_also_at_the_same_time() -> None:
     with serving(RIGHT) as server, (judge := rule(server.url)).open():
         made = [*rewarded(judge, "Oslo", "Oslo"), *rewarded(judge, "Oslo")]
     assert [one.reward for one in made] == [1.0] * 3 and len(server.requests) == 1
+
+
+def test_resumed_training_asks_for_no_verdict_again(tmp_path: Path) -> None:
+    folder = tmp_path / "reward"
+    with serving(RIGHT, "maybe", WRONG) as server:
+        with (judge := rule(server.url, attempts=1)).open(folder):
+            assert [one.scored for one in (*rewarded(judge, "Oslo"), *rewarded(judge, "Rome"))] == [True, False]
+        (kept,) = folder.glob("*.jsonl")
+        with kept.open("a") as file:
+            file.write('["0123')  # of a killed process
+        for _ in range(2):
+            with (judge := rule(server.url, attempts=1)).open(folder):
+                assert [one.reward for one in (*rewarded(judge, "Oslo"), *rewarded(judge, "Rome"))] == [1.0, 0.0]
+    assert len(server.requests) == 3, "only the missing verdict is asked for again"
 
 
 def test_request_is_greedy_asks_for_json_and_shows_the_case_as_data() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity.et_agent.selection import Record, dominates, legacy_domain_in_rows, legacy_select, quadratic_fronts
+from support.sweep import examples
 from support.tables.selection_tables import EXAMPLE
 
 from treadle.core.config import load_config
@@ -27,7 +28,7 @@ from treadle.rl.selection.dispersion import MAX_ROLLOUTS, Dispersion, Dispersion
 from treadle.rl.selection.methods.pareto_fronts import crowding_distances, distinct_points, rank_questions, sweep_ranks
 from treadle.rl.selection.settings import SelectionOptions
 
-UNHURRIED = settings(deadline=None, max_examples=60)
+UNHURRIED = settings(deadline=None, max_examples=examples(60))
 KEYS = list(EXAMPLE)
 DOMAINS = [domain for domain, _, _ in EXAMPLE.values()]
 

@@ -10,6 +10,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 
 from treadle.rl.training.step_rows import most_prompts, prompts_of_steps, step_rows
 
@@ -26,7 +27,7 @@ def thousandths(draw: st.DrawFn) -> dict[str, float]:
     return {name: (high - low) / 1000 for name, (low, high) in zip(NAMES, ends, strict=False)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(thousandths(), st.integers(1, 12))
 @example({"default": 0.3, "guess": 0.7}, 8)
 @example({"default": 0.333333, "guess": 0.333333, "tools": 0.333334}, 8)

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 from support.tables.sft_tables import sft_row, table_of
 
 from treadle.core.chat_tools import numbered_call_id
@@ -81,7 +82,7 @@ def conversations(draw: st.DrawFn) -> RowText:
     return RowText([*messages, {"role": "assistant", "content": last}], draw(st.lists(SCHEMA, max_size=2)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(conversations())
 def test_written_and_read_back_rows_are_the_same(text: RowText) -> None:
     assert read_openai(orjson.loads(orjson.dumps(openai_record(text)))) == text
@@ -95,7 +96,7 @@ def test_written_and_read_back_rows_are_the_same(text: RowText) -> None:
 WORDS = st.text("abc é\n", min_size=1, max_size=5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.just("") | WORDS, st.just("") | WORDS, st.lists(WORDS, max_size=3)), max_size=3), WORDS)
 def test_ordinary_rows_are_read_from_the_conversation_itself(
     turns: list[tuple[str, str, list[str]]], last: str

@@ -290,7 +290,8 @@ def test_only_an_export_is_ever_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--force"):
         export_rows(table, "alpaca", tmp_path / "out", origin={})
     export_rows(table, "alpaca", tmp_path / "out", origin={}, replace=True)
-    assert sorted(os.listdir(tmp_path / "out")) == ["alpaca.jsonl", "dataset_info.json", "export.json", "rows.jsonl"]
+    files = ["README.md", "alpaca.jsonl", "dataset_info.json", "export.json", "rows.jsonl"]
+    assert sorted(os.listdir(tmp_path / "out")) == files
 
 
 def test_export_command_writes_files_and_reports_what_is_lost(tmp_path: Path) -> None:

@@ -63,6 +63,15 @@ def test_sft_starts_from_a_policy_of_the_run_but_not_from_its_own_output() -> No
         instance(config(sft={"model": "1/sft"}), Address.parse("1/sft"))
 
 
+def test_reinforcement_refuses_rollouts_with_several_contexts() -> None:
+    planned, address = {"type": "planning", "search": {"max_calls": 0}}, Address.parse("1/rl@phase-1")
+    with pytest.raises(ConfigError, match="has several contexts with environment.trim_reserve_tokens.* unset it"):
+        instance(config(environment={**planned, "trim_reserve_tokens": 9}, rl={"start": "embedded"}), address)
+    assert (
+        instance(config(environment=planned, rl={"start": "embedded"}), address).settings.environment.trimming is None
+    )
+
+
 def test_run_index_comes_from_its_search_tool(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     search = {"corpus": [str(tmp_path / "corpus.jsonl")], "chunk_words": 50, "top_n": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.pictures import png
 from support.tables.page_runs import Scored, counted_run
 from support.tables.score_tables import new_run, put_rows, score
 from support.tables.viewer_run import (
@@ -30,6 +32,7 @@ from support.web.web_entries import page_of, search_of
 
 from treadle.cli.warnings import show_warnings
 from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.planning.tools.pictures import MEDIA_TYPES, PICTURES, read_picture
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.tables import SCORES
 from treadle.viewer import app as app_module
@@ -259,6 +262,39 @@ def test_page_with_very_many_segments_is_bounded_and_reports_omissions(tmp_path:
     assert page.count('class="segment kind-') == 5_000
     assert "1,234 further segments are only in the JSON" in text_of(page)
     assert len(viewer.get("/json/1/rollouts@base/a").json()["segments"]) == 6_234
+
+
+@pytest.mark.parametrize("data", [png(4, 2), b"GIF89a\x02\0\x01\0", b"BM" + bytes(12) + b"\x0c\0\0\0\x02\0\x01\0"])
+def test_picture_is_served_as_what_its_bytes_say_and_never_as_a_page(tmp_path: Path, data: bytes) -> None:
+    run = new_run(tmp_path)
+    picture = read_picture(data)
+    run.store(PICTURES).add(picture.digest, data)
+    found = client(run).get(f"/picture/{picture.digest}")
+    assert (found.status_code, found.content) == (200, data)
+    assert found.headers["content-type"] == picture.media_type in MEDIA_TYPES
+    assert (found.headers["x-content-type-options"], found.headers["cache-control"]) == ("nosniff", "no-store")
+    assert "default-src 'none'" in found.headers["content-security-policy"]
+
+
+HUGE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes.fromhex("0000ffff0000ffff") + b"\x08\0\0\0\0"
+HOSTILE_BYTES = (
+    b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>",
+    b"<script>alert(1)</script>",
+    b"",
+    HUGE,
+)
+
+
+def test_other_bytes_of_the_store_are_not_served(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    store, viewer = run.store(PICTURES), client(run)
+    keys = [hashlib.sha256(data).hexdigest()[:32] for data in HOSTILE_BYTES]
+    for key, data in zip(keys, HOSTILE_BYTES, strict=True):
+        store.add(key, data)
+    store.add("0" * 32, png(1, 1))  # not under its digest
+    for key in (*keys, "0" * 32, "f" * 32, "x", "..%2f..%2frun.json"):
+        found = viewer.get(f"/picture/{key}")
+        assert found.status_code == 404 and found.headers["content-type"].startswith("text/html"), key
 
 
 def test_unexpected_error_returns_a_page(

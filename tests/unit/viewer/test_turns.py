@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from starlette.testclient import TestClient
 from support.tables.score_tables import new_run, put_rows
 from support.tables.viewer_run import agent_row, client, dialogue_row, filled, put_from, question_row
 
+from treadle.cli.views.trajectory import trajectory_view
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.tables import SCORES
 from treadle.rl.training.tables import RL_ROLLOUTS
+from treadle.tasks.inspection.lineage import find_rollout
 from treadle.viewer.difference import difference
 from treadle.viewer.segments import pieces_of
-from treadle.viewer.turns import turn_heads
+from treadle.viewer.turns import trimmed_places, turn_heads
 
 ASKED = ("text", "I say 32")
 LOWER = ("user", "Lower.")
@@ -68,6 +72,21 @@ def test_turns_over_several_samples_are_numbered_through() -> None:
     assert [label for label in labels(parts, starts).values() if label != "partner"] == [
         "policy, turn 1", "policy, turn 2", "policy, turn 3", "policy, turn 4",
     ]  # fmt: skip
+
+
+def test_page_says_where_the_context_was_trimmed(tmp_path: Path) -> None:
+    given = cut(("think", 3), ("plan", 2), ("result", 3)) + cut(("think", 4), ("result", 2)) + cut(("answer", 1))
+    assert trimmed_places(given) == {3, 5}
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q", "Q?")])
+    sample = {"prompt_ids": [1], "training_prompt_ids": None, "ids": [], "origins": [], "spans": [], "turn_starts": []}
+    row = agent_row(ROLLOUTS, "r", "q", ("answer", "1")) | {"segments": json.dumps(given), "samples": [sample] * 3}
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [row])
+    page = client(run).get("/trajectory/1/rollouts@base/r").text
+    assert page.count('class="meta trim"') == 2 and "<dt>contexts</dt>" in page
+    out = io.StringIO()
+    Console(file=out, width=100).print(trajectory_view(find_rollout(run, "r")))
+    assert out.getvalue().count("context trimmed") == 2
 
 
 def test_turns_without_ids_have_numbers_if_each_wrote_something() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 
 from treadle.core.errors import StorageError
 from treadle.core.journal.journal import Journal, count_finished
@@ -83,7 +84,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.journal"))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(steps=STEPS)
 def test_any_history_reads_back_the_first_value_of_each_key(steps: list[tuple[str, str, str, bytes]]) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -104,7 +105,7 @@ def test_any_history_reads_back_the_first_value_of_each_key(steps: list[tuple[st
         assert count_finished(folder) == len(model.rows)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(steps=STEPS.filter(bool), cut=st.floats(0, 1, exclude_max=True))
 def test_truncated_last_record_stays_pending_and_all_others_are_kept(
     steps: list[tuple[str, str, str, bytes]], cut: float
@@ -136,7 +137,7 @@ def test_truncated_last_record_stays_pending_and_all_others_are_kept(
             agree(journal, before)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(position=st.integers(12, 12 + 5 * 45 - 1), flip=st.integers(1, 255))
 def test_damaged_byte_costs_one_record(position: int, flip: int) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -24,6 +24,9 @@ FILES: list[tuple[str, str | bytes, list[Any]]] = [
     ("open.csv", Q + '"a,1\nr,3\n', [(2, "bad_csv", "unexpected end of data")]),
     ("lines.json", '{"question": "q"}\n{"question": "r"}\n', [(1, {"question": "q"}), (2, None)]),
     ("list.json", '{\n "v": [1], "data": [\n{"q": 1}, 3]}', [(1, {"q": 1}), (2, "not_an_object", "int")]),
+    ("one_line.json", '{"v": [1], "data": [{"q": 1}, {"q": 2}]}\n\n', [(1, {"q": 1}), (2, {"q": 2})]),
+    ("row.json", '{"question": "q", "context": [{"t": 1}]}', [(1, {"question": "q", "context": [{"t": 1}]})]),
+    ("row_in_lines.json", '{\n"Question": "q",\n"c": [{"t": 1}]}', [(1, {"Question": "q", "c": [{"t": 1}]})]),
     ("single.json", '{\n "question": "q",\n "answer": ["a"]}', [(1, {"question": "q", "answer": ["a"]})]),
 ]  # fmt: skip
 
@@ -44,6 +47,11 @@ def test_rows_and_their_problems(tmp_path: Path, name: str, content: str | bytes
 UNREADABLE = [
     ("latin.csv", (Q + "Müller,1\n").encode("latin-1"), "byte 0xfc in it is not UTF-8; save it as UTF-8"),
     ("excel.csv", Q.encode("utf-16"), "it is UTF-16; save it as UTF-8"),
+    ("excel.jsonl", '{"question": "q"}\n'.encode("utf-16"), "is UTF-16; save it as UTF-8"),
+    ("excel.json", '[{"question": "q"}]'.encode("utf-16"), "is UTF-16; save it as UTF-8"),
+    ("rows.jsonl.gz", b"\x1f\x8b", "is packed (.gz); unpack it"),
+    ("rows.xlsx", b"PK", "is a spreadsheet (.xlsx); save it as CSV"),
+    ("rows", b"{}", "cannot be inferred from a name without suffix"),
     ("twice.csv", b"answer,answer\n1,2\n", "has the column 'answer' twice"),
     ("header.csv", Q.encode(), "has no rows"),
     ("empty.csv", b"", "has no rows"),

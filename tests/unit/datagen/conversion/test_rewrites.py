@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 
 from treadle.datagen.conversion.rewrites import REWRITE_FAULTS, RewriteRefused, SourceFacts, checked_rewrite
 from treadle.datagen.texts.blocks import read_blocks
@@ -121,7 +122,7 @@ def test_each_fault_has_its_reason(reply: str, expected: str) -> None:
     assert reason(reply) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.sampled_from([*GOOD.split("\n"), "<observation>", "</think>", "|", "\n"]), max_size=30))
 def test_any_reply_is_a_rewrite_with_all_observations_or_refused(lines: list[str]) -> None:
     try:

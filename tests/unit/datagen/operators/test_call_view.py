@@ -6,6 +6,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 
 from treadle.agent.contract import CallRecord, Message
 from treadle.agent.dialects.base import Segment, render
@@ -54,7 +55,7 @@ def played(turns: list[tuple[str, str, list[str]]], last: str, *, thinks: bool) 
     return Trajectory(status, render(segments), segments, [Sample([], [], [])], records, 1, tools=SCHEMAS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(TURNS, TEXTS, st.booleans())
 def test_view_has_one_piece_per_part_and_gives_back_what_is_kept(
     turns: list[tuple[str, str, list[str]]], last: str, thinks: bool

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 
 from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.agent.role import Reply
@@ -226,7 +227,7 @@ def test_thought_keeps_its_case_and_drops_a_repeated_opening_marker() -> None:
 
 
 @given(said=replies, cut=st.booleans(), most=st.integers(0, 6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_parsers_raise_only_rejections_containing_the_reply(said: str, cut: bool, most: int) -> None:
     given_reply = reply(said, cut)
     for read in (
@@ -244,7 +245,7 @@ def test_parsers_raise_only_rejections_containing_the_reply(said: str, cut: bool
 
 
 @given(said=replies, cut=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_accepted_step_is_understood_by_the_engine(said: str, cut: bool) -> None:
     try:
         step = read_new_step(reply(said, cut), TOOL_DIALECT)
@@ -263,7 +264,7 @@ def test_accepted_step_is_understood_by_the_engine(said: str, cut: bool) -> None
 
 
 @given(tail=st.lists(st.one_of(st.sampled_from(MARKERS + NOISE), st.text(max_size=5)), max_size=30).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_reopened_tail_has_one_open_thought_and_all_its_words(tail: str) -> None:
     text = reopen_thought(tail, TOOL_DIALECT, "Wait.")
     assert [match[0] for match in TOOL_DIALECT.markers.finditer(text)] == ["<think>"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plain_duplicates import PlainBenchmarks, PlainIndex
+from support.sweep import examples
 
 from treadle.datagen.questions import contamination, duplicates, spellings, word_index
 from treadle.datagen.questions.contamination import RUN_TOKENS, BenchmarkIndex
@@ -119,7 +120,7 @@ def test_questions_from_one_template_are_all_kept() -> None:
 WORDS = st.lists(st.sampled_from(["river", "hill", "boat", "3", "17", "Vorna", "+", "x", "="]), min_size=1, max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(WORDS, WORDS)
 def test_similarity_is_symmetric_and_one_only_for_equal_sets(left: list[str], right: list[str]) -> None:
     a, b = shingles(left), shingles(right)
@@ -146,7 +147,7 @@ def test_every_question_is_kept_or_duplicates_a_kept_one(texts: list[list[str]])
             assert found.kind == "near_duplicate" or kept[found.key] == identity(text)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_can_be_compared(text: str) -> None:
     index = DuplicateIndex()
@@ -281,7 +282,7 @@ def test_compares_only_a_few_similar_questions(kind: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("buffered", [1, 40, 8_192])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     words=st.lists(st.text("abcde", min_size=5, max_size=16), min_size=1, max_size=12),
     word=st.text("abcde", min_size=5, max_size=20),
@@ -297,7 +298,7 @@ def test_finds_all_misspellings_of_a_word(words: list[str], word: str, buffered:
         assert set(index.near(word)) - {word} == expected - {word}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text("abcdefghij", min_size=5, max_size=12), st.data())
 def test_finds_misspellings_with_missing_added_and_swapped_letters(word: str, data: st.DataObject) -> None:
     other = word

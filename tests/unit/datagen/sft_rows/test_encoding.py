@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.qwen_tokenizer import qwen_tokenizer
 from support.rollouts.dialogues import Guess, Halving, play
+from support.sweep import examples
 
 from treadle.agent.call_cache import NullCache
 from treadle.agent.contract import EpisodeOptions, Message, Task
@@ -195,7 +196,7 @@ TEXT = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
 TURN = st.tuples(TEXT, st.booleans(), st.lists(st.tuples(st.sampled_from(["user", "system"]), TEXT), max_size=2))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(TURN, min_size=1, max_size=4))
 def test_what_is_learned_is_what_the_model_wrote(spoken: Sequence[tuple[str, bool, Sequence[tuple[str, str]]]]) -> None:
     tokenizer = load(embedded_tokenizer())

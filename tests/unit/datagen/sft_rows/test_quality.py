@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.qwen_tokenizer import qwen_tokenizer
+from support.sweep import examples
 
 from treadle.agent.dialects.base import Segment, render
 from treadle.agent.dialects.free import FreeDialect
@@ -241,7 +242,9 @@ TRAJECTORIES = st.lists(
 )
 
 
-@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@hypothesis_settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(
     TRAJECTORIES,
     st.sampled_from([1.0, 0.5]),

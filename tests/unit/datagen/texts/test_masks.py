@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.qwen_tokenizer import qwen_tokenizer
+from support.sweep import examples
 
 from treadle.core.chat import ChatTokenizer
 from treadle.datagen.texts.masks import MaskedText, mask_text
@@ -96,7 +97,7 @@ _PIECES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(pieces=_PIECES)
 def test_every_overlapping_token_is_masked_and_no_other(pieces: list[str]) -> None:
     text = "".join(pieces)

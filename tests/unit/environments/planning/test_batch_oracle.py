@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 
 from treadle.environments.planning.batch import EMPTY_CALL, end_of_batch, find_tags, read_calls, split_queries
 
@@ -59,7 +60,7 @@ def published_calls(text: str) -> list[tuple[str, str, str]]:
 @example("<wiki_search><crawl_page>u</crawl_page></wiki_search>")
 @example("</wiki_search><wiki_search>a|b\r\n|\x00</wiki_search><wiki_search>c")
 @example("<wiki_search></wiki_search><wiki_search>|</wiki_search>")
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 def test_calls_are_those_of_the_published_agents(text: str) -> None:
     text = text.replace("\\|", "|")  # an escaped bar is ours
     made = read_calls(text, 3, PARAMETERS, (SPLIT,))
@@ -77,14 +78,14 @@ def test_calls_are_those_of_the_published_agents(text: str) -> None:
 
 
 @given(turns)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_tags_are_those_of_one_pattern_per_name(text: str) -> None:
     words = [SPLIT, WHOLE, INACTIVE, "think"]
     assert [(tag.start, tag.end, tag.name, tag.body) for tag in find_tags(text, words)] == matches(text, words)
 
 
 @given(turns)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_a_batch_is_the_longest_run_of_tags_with_white_space_between(text: str) -> None:
     tags = matches(text, list(PARAMETERS))
     end = tags[0][1] if tags else 0

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from treadle.agent.dialects.base import RESULT, Segment
+from treadle.environments.planning.batch import find_tags
 from treadle.environments.planning.dialect import DIALECTS, DialectName, PlanningDialect, planning_dialect, tools_of
+from treadle.environments.planning.prompts import instructions
 from treadle.environments.planning.violations import VIOLATIONS
 
 SEARCH = "<think>t</think><plan>p</plan><wiki_search>a|b</wiki_search>"
@@ -120,3 +122,19 @@ def test_call_after_a_result_is_another_batch_and_needs_a_thought() -> None:
 def test_violations_are_named(name: DialectName, text: str, expected: list[str]) -> None:
     assert _violations(name, text) == expected
     assert set(expected) <= VIOLATIONS.keys()
+
+
+def test_example_of_the_prompt_is_written_and_answered_as_in_a_rollout() -> None:
+    one = dialect(runs_plans=True)
+    example = instructions("gap").partition("An example:")[2]
+    said, result, seen = example.partition("\n<observation>")
+    found = one.find_plan(said)
+    assert found is not None and found[0].is_valid and found[0].levels() == [["T1", "T2"], ["T3"]]
+    turn = one.read(said, 0, "stop")
+    planned = one.planned(turn, found[0])
+    assert [(call.task, call.is_named) for call in planned] == [("T1", True), ("T2", True)]
+    labels = [f"[{call.call.id}, task {call.task}]" for call in planned]
+    bodies = [block.body.strip().partition("\n") for block in find_tags(result + seen, ["observation"])]
+    assert [label for label, _, _ in bodies] == labels
+    texts = [one.result(text, label[1:-1]).text for label, _, text in bodies]
+    assert "".join(texts).strip() in example, "observations are laid out as a rollout lays them out"

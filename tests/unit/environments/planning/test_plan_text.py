@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 
 from treadle.environments.planning.graph import PlanNode, Template
 from treadle.environments.planning.plan_text import parse_plan, task_id
@@ -30,7 +31,7 @@ def spelled(draw: st.DrawFn, number: int) -> str:
 
 
 @given(numbered(), st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_lists_are_read_in_any_spelling(tasks: list[tuple[int, str, list[int]]], data: st.DataObject) -> None:
     draw = data.draw
     text = draw(st.sampled_from(["", "Here is my plan.\n", "\n\n"]))
@@ -52,7 +53,7 @@ def test_lists_are_read_in_any_spelling(tasks: list[tuple[int, str, list[int]]],
 
 
 @given(numbered(), st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_graph_markup_is_read_in_any_spelling(tasks: list[tuple[int, str, list[int]]], data: st.DataObject) -> None:
     draw = data.draw
     text, expected = draw(st.sampled_from(["", "<graph>", "<GRAPH id='g'>\n", "My plan:\n<graph>\n"])), []
@@ -125,7 +126,7 @@ _PIECES = [
 @example("T" + "9" * 5000 + ": x")
 @example("T1: x\n- Dependencies: T" + "9" * 5000)
 @example('<node id="T' + "9" * 5000 + '">x</node>')
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_nothing_is_raised(text: str) -> None:
     plan = parse_plan(text, ["search"])
     assert plan.is_valid == (not plan.problems)

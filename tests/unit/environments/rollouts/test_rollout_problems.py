@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +89,36 @@ def test_reasoning_that_a_service_keeps_apart_can_use_up_the_tokens(tmp_path: Pa
     (found,) = problems(tmp_path, rows)
     assert found.problem == "no_answer" and "Reasoning used up" in found.causes[0]
     assert found.examples[0].text == "Hm."
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [("reasoning", "It is 4.")],
+        [("think", "<think>It is 4.</think>")],
+        [("think", "<think>a</think>"), ("reasoning", "b")],
+    ],
+)
+def test_reasoning_without_text_after_it_is_a_cause(tmp_path: Path, segments: list[tuple[str, str]]) -> None:
+    (found,) = problems(tmp_path, [rollout(f"r{number}", "q", segments, status="no_answer") for number in range(8)])
+    assert [cause for cause in found.causes if cause.startswith("No text follows the reasoning")]
+
+
+def test_text_after_the_reasoning_is_no_such_cause(tmp_path: Path) -> None:
+    segments = [("think", "<think>a</think>"), ("other", "It is 4.")]
+    (found,) = problems(tmp_path, [rollout(f"r{number}", "q", segments, status="no_answer") for number in range(8)])
+    assert not [cause for cause in found.causes if "reasoning" in cause]
+
+
+def test_rollouts_without_calls_are_read_without_pandas(tmp_path: Path) -> None:
+    """As by every command without work that ends with their summary."""
+    assert problems(tmp_path, [rollout("r", "q", [("answer", "x")])]) == []
+    code = (
+        "import sys\n"
+        "from treadle.core.runs.run import Run\n"
+        "from treadle.environments.diagnosis.reading import diagnoses_of\n"
+        "run = Run.open(sys.argv[1], sys.argv[2])\n"
+        "assert [diagnoses_of(record, run) for record in run.records()] == [[]]\n"
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), "test"], check=True)

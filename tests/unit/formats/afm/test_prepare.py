@@ -29,7 +29,7 @@ def write(path: Path, *rows: Row) -> Path:
 
 
 def rows_of(folder: Path) -> list[Row]:
-    (file,) = folder.glob("*.parquet")
+    (file,) = folder.glob("data/*.parquet")
     found: list[Row] = pq.read_table(file).to_pylist()
     return found
 
@@ -59,8 +59,8 @@ def test_row_has_prompt_ground_truth_and_the_tools_of_its_set(tmp_path: Path) ->
 @pytest.mark.parametrize("tools", TOOL_SETS)
 def test_types_survive_parquet(tmp_path: Path, tools: Any) -> None:
     prepare_rows(write(tmp_path / "nq.jsonl", QUESTION), tmp_path / "out", tools, "gap")
-    prepare_rows(tmp_path / "out" / "nq.parquet", tmp_path / "again", tools, "gap")
-    assert pq.read_schema(tmp_path / "again" / "nq.parquet").equals(schema_of(TOOL_SETS[tools]))
+    prepare_rows(tmp_path / "out/data/nq.parquet", tmp_path / "again", tools, "gap")
+    assert pq.read_schema(tmp_path / "again/data/nq.parquet").equals(schema_of(TOOL_SETS[tools]))
     assert rows_of(tmp_path / "again") == rows_of(tmp_path / "out")
 
 
@@ -116,7 +116,7 @@ def test_repeated_indices_are_refused(tmp_path: Path) -> None:
 def test_stage_questions_reads_the_rows(tmp_path: Path) -> None:
     source = write(tmp_path / "nq.jsonl", {**QUESTION, "file_name": "map.png"})
     prepare_rows(source, tmp_path / "out", "all", "all")
-    file = tmp_path / "out" / "nq.parquet"
+    file = tmp_path / "out/data/nq.parquet"
     (row,) = read_rows(file)
     asked = parse_row(row, SourceSettings(path=file), QuestionsSettings())
     assert (asked.question, asked.answers, asked.domain) == ("Who built Fort Orre?\n\nmap.png", ("x",), "qa")

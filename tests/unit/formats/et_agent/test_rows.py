@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.foreign_desk import RIGHT, WRONG, Desk, calling, evolved, sampled
+from support.sweep import examples
 
 from treadle.cli.commands.import_files import import_
 from treadle.formats.et_agent.records import ImportRecord, RejectedRow, read_records
@@ -122,7 +123,7 @@ NAMES = ("input", "question", "answer", "source", "pool", "rollout_outputs", "to
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(NAMES), JSON | st.lists(JSON, max_size=2), max_size=8), max_size=3)
 )

@@ -21,6 +21,7 @@ from treadle.core.tables import part_items
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.eval.config import RedundancyOptions, ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.dataset_figures import by_dataset
+from treadle.eval.figures.response_lengths import QUANTILES
 from treadle.eval.judging_differences import Scoring
 from treadle.eval.metrics import FIGURES, title_of
 from treadle.eval.scored_rollout import ScoredRollout
@@ -191,6 +192,7 @@ def test_every_metric_is_shown_for_every_dataset(tmp_path: Path) -> None:
             *(name for name, figure in FIGURES.items() if figure.of != "rewards" and not figure.is_money),
             "f1",
             "f1_legacy",
+            *QUANTILES,
         ]
         assert titles == set(map(title_of, names))
         assert all(f"\n| {title} " in text for title in titles)

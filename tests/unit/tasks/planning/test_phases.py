@@ -427,6 +427,10 @@ def test_summarizer_is_refused_before_any_work(tmp_path: Path) -> None:
     search = {"corpus": [str(tmp_path / "corpus.jsonl")], "summarizer": "elsewhere"}
     with pytest.raises(ConfigError, match="environment.search.summarizer: rl does not support it"):
         at("1/rl@phase-1", environment={"search": search})
+    web = {"provider": {"type": "serper", "api_key_envs": ["KEY"]}}
+    reader = {"type": "planning", "dialect": "web", "search": {"web": web}, "crawl_page": {"summarizer": "elsewhere"}}
+    with pytest.raises(ConfigError, match="environment.crawl_page.summarizer: rl does not support it"):
+        at("1/rl@phase-1", environment=reader)
 
 
 MIXTURE: dict[str, Any] = {

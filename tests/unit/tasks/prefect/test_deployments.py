@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
@@ -82,3 +83,16 @@ def test_postgresql_address_gets_the_driver_prefect_requires() -> None:
     assert database_url(None) is None
     with pytest.raises(ConfigError, match="postgresql://"):
         database_url("mysql://host/name")
+
+
+def test_flow_run_checks_the_configuration_without_making_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "TreadleConfig" in parameter_schema(flywheel.flywheel.fn).definitions
+    bad = {"config": {"rollouts": {"samplez": 3, "max_concurrent": -1}}}
+    with pytest.raises(ParameterTypeError) as of_deployment:
+        flywheel.flywheel.validate_parameters(bad)
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "of a worker")
+    assert not parameter_schema(flywheel.flywheel.fn).definitions
+    with pytest.raises(ParameterTypeError) as of_flow_run:
+        flywheel.flywheel.validate_parameters(bad)
+    assert str(of_flow_run.value) == str(of_deployment.value)
+    assert "config.rollouts.max_concurrent" in str(of_flow_run.value)

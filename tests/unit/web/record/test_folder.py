@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 from support.web.web_entries import page_of, record_in, sealed, search_of
 
 from treadle.core.errors import ArtifactError
@@ -55,7 +56,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @given(_ENTRIES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_entry_round_trips_through_the_store_and_a_row(entry: Entry) -> None:
     assert unpacked(packed(entry), "here") == entry
     assert entry_of(row_of(entry)) == entry

@@ -1,0 +1,80 @@
+"""Decide which segments of a transcript a request still shows, once the context window gets too small for all of them.
+
+A transcript is append-only. What a request shows of it is a context: some of the earlier segments, then all that
+follows. A rollout has one context until its first trim; each later one is a sample of its own, whose prompt holds the
+earlier segments. So every sampled id belongs to one sample, after exactly the ids that the model saw.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from treadle.agent.dialects.base import Segment
+from treadle.core.answers.extraction import SYSTEM_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Trimming:
+    """Rule by which a context is trimmed.
+
+    Attributes:
+        reserve_tokens: Tokens of the window that a turn needs; with fewer left, the context is trimmed.
+        kept_kinds: Kinds of the segments that always stay.
+    """
+
+    reserve_tokens: int
+    kept_kinds: frozenset[str]
+
+    def kept(self, segments: Sequence[Segment], lengths: Sequence[int], room: int) -> list[int]:
+        """Return the places of the segments that stay, in their order.
+
+        Those of the kept kinds and what the model has not read yet always stay; of the others, the most recent ones
+        that fit in `room` tokens together with them. `lengths` are those of the segments in tokens.
+        """
+        num_read = _num_read(segments)
+        stays = [one.kind in self.kept_kinds or place >= num_read for place, one in enumerate(segments)]
+        room -= sum(itertools.compress(lengths, stays))
+        for place in reversed(range(len(segments))):
+            if stays[place]:
+                continue
+            room -= lengths[place]
+            if room < 0:
+                break
+            stays[place] = True
+        return [place for place, one in enumerate(stays) if one]
+
+
+def _num_read(segments: Sequence[Segment]) -> int:
+    """Return the number of segments before the results and messages at the end."""
+    return next((place for place in range(len(segments), 0, -1) if segments[place - 1].kind not in SYSTEM_KINDS), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What requests show of a transcript, until it is trimmed again.
+
+    Attributes:
+        kept: Numbers of the earlier segments that are shown.
+        num_segments: Number of segments before its own part, which is shown whole.
+        num_ids: Number of ids before its own part.
+        num_turns: Number of turns before its own part.
+        ids: Ids of the kept segments.
+        num_left_out: Number of results and messages among the segments that are not shown.
+    """
+
+    kept: tuple[int, ...] = ()
+    num_segments: int = 0
+    num_ids: int = 0
+    num_turns: int = 0
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    num_left_out: int = 0
+
+
+def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each run of consecutive numbers."""
+    for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        yield run[0], run[-1] + 1
