@@ -46,7 +46,7 @@ class ServiceEnvironment(Environment):
     @classmethod
     async def tasks(cls, settings: ServiceSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the tasks of a split: the service tells only their ids before an instance is made."""
-        names: dict[str, str] = dict(settings.splits)
+        names = {str(ours): theirs for ours, theirs in settings.splits.items()}
         async with ServiceClient(settings) as client:
             ids = await client.profile(names.get(split, split))
         for name in ids:

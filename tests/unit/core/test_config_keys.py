@@ -110,6 +110,7 @@ FIXED = {
     "QuestionSettings.type", "QuestionSettings.code_file", "QuestionSettings.code_sha256",
     "PlanningSettings.type", "PlanningSettings.code_file", "PlanningSettings.code_sha256",
     "ServiceSettings.type", "ServiceSettings.code_file", "ServiceSettings.code_sha256", "ServiceSettings.tools",
+    "LedgerSettings.type", "LedgerSettings.code_file", "LedgerSettings.code_sha256", "LedgerSettings.tools",
     "BfclSettings.type", "BfclSettings.code_file", "BfclSettings.code_sha256", "BfclSettings.tools",
     "HttpToolSettings.type", "HttpToolSettings.code_file", "HttpToolSettings.code_sha256",
     "McpSettings.type", "McpSettings.code_file", "McpSettings.code_sha256",
@@ -195,6 +196,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "PlanningCrawlSettings.summarizer": ("near",),
     "PlanningSettings.roles": ({},),
     "BfclSettings.roles": ({},),
+    "LedgerSettings.roles": ({},),
     "ServiceSettings.roles": ({},),
     "ServiceSettings.url": ("http://127.0.0.1:10",),
     "ServiceSettings.api_key_env": ("KEY",),
@@ -407,7 +409,8 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near"]},
     }
     remote = {**played, "environment": {"type": "service", "roles": {"host": {"model": "near"}}}}
-    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact, played, remote)
+    ledger = {**played, "environment": {"type": "ledger", "roles": {"host": {"model": "near"}}}}
+    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact, played, remote, ledger)
     return [load_config(TreadleConfig, data=data) for data in trees]
 
 
