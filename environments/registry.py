@@ -107,6 +107,8 @@ ENVIRONMENTS = Registry(
     shipped={
         "question": "treadle.environments.question.kind:QuestionType",
         "planning": "treadle.environments.planning.kind:PlanningType",
+        "bfcl": "treadle.environments.bfcl.kind:BfclType",
+        "service": "treadle.environments.remote.kind:ServiceType",
         "ledger": "treadle.environments.ledger.environment:Ledger",
     },
     settings_of=lambda found, place: _type_of(found, place).settings,

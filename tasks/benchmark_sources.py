@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ _KEY = re.compile(r",(?=[A-Za-z_]+=)")
 _SET_HERE = ("path", "dataset", "split", "split_field", "limit", "environment", "from", "name", "sha256")
 """Keys of a source that other options or the run set."""
 _KEYS = tuple(name for name in SourceSettings.model_fields if name not in _SET_HERE)
+ENVIRONMENTS: Mapping[str, str] = {"bfcl-multi-turn": "bfcl"}
+"""Benchmarks whose tasks an environment brings: name -> type of the environment, which has the benchmark's name."""
 
 
 def benchmark_name(text: str) -> str:
@@ -43,7 +45,7 @@ def benchmark_source(text: str, data_root: Path | None, questions: QuestionsSett
     if name in AVERAGES:
         raise ConfigError(f"a benchmark cannot be called {name!r}, the name of an average of the report; rename it")
     source = {"dataset": name, "split": "heldout", "limit": max_rows, **keys}
-    known = {*RULES, *questions.benchmarks}
+    known = {*RULES, *questions.benchmarks, *ENVIRONMENTS}
     is_known = rule_for(name, questions.benchmarks) is not GENERIC
     if "hub" not in keys:
         source["path"] = str(_path(name, file if has_file else None, data_root, known, is_known=is_known))
@@ -53,9 +55,25 @@ def benchmark_source(text: str, data_root: Path | None, questions: QuestionsSett
     return {**source, "domain": likely_domain(validate(SourceSettings, source, where=where), questions)}
 
 
+def environment_source(text: str, max_rows: int | None) -> dict[str, Any] | None:
+    """Return the source of a benchmark in `ENVIRONMENTS`; None for others. Raises ConfigError if it has more keys."""
+    name = benchmark_name(text)
+    if name not in ENVIRONMENTS:
+        return None
+    if text != name:
+        raise ConfigError(
+            f"benchmark {name} brings its own tasks; write --benchmark {name} alone, and set keys of its environment "
+            f"with --set environments.{name}.KEY=VALUE"
+        )
+    source = {"from": "environment", "environment": name, "split": "heldout"}
+    return source if max_rows is None else {**source, "limit": max_rows}
+
+
 def benchmark_notes(questions: QuestionsSettings) -> Iterator[str]:
     """Yield a line for each source that no benchmark describes: how it is read, and what else its name may mean."""
     for source in questions.sources:
+        if source.is_environment:
+            continue
         name = source.dataset_name
         domain = questions.domain_of(name, source)
         if questions.benchmark_of(name) is not GENERIC or source.scorer is not None or domain not in ("math", "qa"):

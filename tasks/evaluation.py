@@ -19,7 +19,13 @@ from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.environments.registry import environment_name
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.retriever.config import IndexSettings
-from treadle.tasks.benchmark_sources import benchmark_name, benchmark_source, file_below
+from treadle.tasks.benchmark_sources import (
+    ENVIRONMENTS,
+    benchmark_name,
+    benchmark_source,
+    environment_source,
+    file_below,
+)
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.flow_plan import FlowPlan
 
@@ -49,7 +55,7 @@ class EvalOptions:
         tokenizer: Folder with the model's tokenizer and chat template.
         prices: Price of a million prompt tokens and of a million sampled tokens.
         benchmarks: `NAME=FILE,KEY=VALUE,…` with keys of `questions.sources`, or only `NAME`, which is looked up in
-            `data_root`.
+            `data_root` or brings its own tasks, such as `bfcl-multi-turn`.
         data_root: Folder with one subfolder per benchmark.
         max_questions: Number of rows of each benchmark, from its start.
         samples: Rollouts per question.
@@ -256,13 +262,21 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, options: EvalOpt
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"benchmark {min(twice)} is given twice; use a separate run for each file")
         questions["sources"] = [
-            benchmark_source(text, options.data_root, given.questions, most) for text in options.benchmarks
+            environment_source(text, options.max_questions)
+            or benchmark_source(text, options.data_root, given.questions, most)
+            for text in options.benchmarks
         ]
+        played = {
+            name: {"type": kind}
+            for name, kind in ENVIRONMENTS.items()
+            if name in map(benchmark_name, options.benchmarks)
+        }
+        tree["environments"] = merge(played, tree.get("environments", {}))
     elif not given.questions.sources:
         raise _no_benchmark()
     else:
         for source, settings in zip(questions["sources"], given.questions.sources, strict=True):
-            if options.data_root is not None:
+            if options.data_root is not None and not settings.is_environment:
                 source["path"] = str(file_below(options.data_root, settings.dataset_name))
             if options.max_questions is not None:
                 source["limit"] = options.max_questions
@@ -286,7 +300,8 @@ def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[s
 
     Environments other than `question` have tools of their own or none.
     """
-    kind = environment_name(_overridden(tree, overrides))
+    plays_only = bool(options.benchmarks) and all(benchmark_name(text) in ENVIRONMENTS for text in options.benchmarks)
+    kind = ENVIRONMENTS[options.benchmarks[0]] if plays_only else environment_name(_overridden(tree, overrides))
     if kind != DEFAULT_TYPE:
         if options.corpus or options.retrievers or options.tools is not None:
             raise ConfigError(

@@ -67,7 +67,7 @@ def env() -> None:
 @click.argument("engine")
 @click.option("--variant", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def install(engine: str, variant: str) -> None:
-    """Install an ENGINE from its lock: `serve` is vLLM, `sft` is LLaMA-Factory."""
+    """Install an ENGINE from its lock: `serve` is vLLM, `sft` is LLaMA-Factory, `bfcl` the tasks of BFCL."""
     from treadle.core.engines.environments import install as install_environment
 
     path = install_environment(engine, variant, notify=say)

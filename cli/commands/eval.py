@@ -53,7 +53,7 @@ _eval_options = combine_options(
         "benchmarks",
         multiple=True,
         metavar="NAME[=FILE][,KEY=VALUE]",
-        help="Benchmark and its file; keys as in questions.sources, such as answer_field; repeatable.",
+        help="Benchmark and its file, or bfcl-multi-turn; keys as in questions.sources; repeatable.",
     ),
     click.option("--data-root", type=_file, help="Folder with <benchmark>/test.jsonl, .json, .csv or .parquet."),
     click.option(

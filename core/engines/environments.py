@@ -50,7 +50,7 @@ def choose_variant(engine: str, variant: str = "auto") -> str:
     if engine not in known:
         raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(known)}")
     if variant == "auto":
-        return "cuda" if has_gpu() else "cpu"
+        return "cuda" if "cuda" in known[engine] and has_gpu() else "cpu"
     if variant not in known[engine]:
         raise ConfigError(f"engine {engine} has no build {variant!r}; known: {', '.join(known[engine])}")
     return variant

@@ -42,8 +42,8 @@ class Done:
     truncated: bool = False
 
 
-Reaction = str | Message | Sequence[Message] | Done
-"""What `Environment.step` returns: one user message as text, messages, or the end."""
+Reaction = str | Message | Sequence[Message] | Done | Observation
+"""What `Environment.step` returns: one user message as text, messages, the end, or an observation with its calls."""
 
 
 class Environment:

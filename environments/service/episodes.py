@@ -13,7 +13,17 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from treadle.agent.contract import Call, EpisodeOptions, ModelTurn, Observation, Outcome, StepContext, Task, call_id
+from treadle.agent.contract import (
+    Call,
+    EpisodeOptions,
+    Message,
+    ModelTurn,
+    Observation,
+    Outcome,
+    StepContext,
+    Task,
+    call_id,
+)
 from treadle.agent.tools.schema import ToolSchema
 from treadle.core.chat_turns import well_formed
 from treadle.core.errors import ConfigError
@@ -130,6 +140,9 @@ class EpisodeInstance:
             info["truncated"] = True
         if observation.tools:
             info["tools"] = [schema.as_openai() for schema in observation.tools]
+        if len(observation.messages) > 1:
+            # The interface has one message, in which results of calls and what follows them are not told apart.
+            info["messages"] = [_listed(message, turn, action) for message in observation.messages]
         given = [call.get("id") for call in action.get("tool_calls") or ()]
         message = _one_message(turn, observation, given)
         return _state([message], await self._reward(observation, params), self._is_over, info)
@@ -225,6 +238,15 @@ def _one_message(turn: ModelTurn, observation: Observation, ids: Sequence[str | 
         for index, call in enumerate(turn.calls)
     ]
     return {"role": "tool", "content": text, "tool_calls": calls}
+
+
+def _listed(message: Message, turn: ModelTurn, action: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one of several messages; a result has the id that the caller gave its call."""
+    if not message.call:
+        return {"role": "user", "content": message.text}
+    sent = action.get("tool_calls") or ()
+    given = {call.id: one.get("id") for call, one in zip(turn.calls, sent, strict=False)}
+    return {"role": "tool", "content": message.text, "tool_call_id": given.get(message.call) or message.call}
 
 
 def _calls(given: Sequence[ActionCall], turn: int) -> tuple[Call, ...]:

@@ -92,6 +92,7 @@ TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.to
 VllmServer.compile VllmServer.devices VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port
 VllmServer.startup_timeout_s VllmServer.threads VllmServer.variant
 WebSettings.cache_mb WebSettings.recorded_in
+ServiceSettings.api_key_env ServiceSettings.retry_limit ServiceSettings.timeout_s
 HttpToolSettings.api_key_env HttpToolSettings.headers_env HttpToolSettings.retry_limit HttpToolSettings.schema_file
 HttpToolSettings.timeout_s
 McpSettings.allowed_networks McpSettings.api_key_env McpSettings.read McpSettings.start_timeout_s McpSettings.url
@@ -108,6 +109,9 @@ FIXED = {
     "TutorServer.type", "VllmServer.type", "SourceSettings.from",
     "QuestionSettings.type", "QuestionSettings.code_file", "QuestionSettings.code_sha256",
     "PlanningSettings.type", "PlanningSettings.code_file", "PlanningSettings.code_sha256",
+    "ServiceSettings.type", "ServiceSettings.code_file", "ServiceSettings.code_sha256", "ServiceSettings.tools",
+    "LedgerSettings.type", "LedgerSettings.code_file", "LedgerSettings.code_sha256", "LedgerSettings.tools",
+    "BfclSettings.type", "BfclSettings.code_file", "BfclSettings.code_sha256", "BfclSettings.tools",
     "HttpToolSettings.type", "HttpToolSettings.code_file", "HttpToolSettings.code_sha256",
     "McpSettings.type", "McpSettings.code_file", "McpSettings.code_sha256",
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
@@ -191,6 +195,12 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "PlanningSearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
     "PlanningCrawlSettings.summarizer": ("near",),
     "PlanningSettings.roles": ({},),
+    "BfclSettings.roles": ({},),
+    "LedgerSettings.roles": ({},),
+    "ServiceSettings.roles": ({},),
+    "ServiceSettings.url": ("http://127.0.0.1:10",),
+    "ServiceSettings.api_key_env": ("KEY",),
+    "ServiceSettings.splits": ({"train": "dev"},),
     "PlanningSettings.tools": ({},),
     "SearchSettings.route": ("web",),
     "SearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
@@ -392,7 +402,15 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "flow": with_tools["flow"],
     }
     planning_apart = {**planning, "environment": {"type": "planning", **apart["environment"]}}
-    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact)
+    played = {
+        "models": {"near": near},
+        "questions": {"sources": [{"from": "environment"}]},
+        "environment": {"type": "bfcl", "roles": {"host": {"model": "near"}}},
+        "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near"]},
+    }
+    remote = {**played, "environment": {"type": "service", "roles": {"host": {"model": "near"}}}}
+    ledger = {**played, "environment": {"type": "ledger", "roles": {"host": {"model": "near"}}}}
+    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact, played, remote, ledger)
     return [load_config(TreadleConfig, data=data) for data in trees]
 
 

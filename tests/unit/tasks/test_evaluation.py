@@ -262,3 +262,31 @@ def test_smoke_uses_the_demo_tokenizer(tmp_path: Path) -> None:
     named_checkpoint = write_byte_tokenizer(tmp_path / "tokenizer")
     for path in named_checkpoint.iterdir():
         assert (CONFIGS / "smoke/tokenizer" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_benchmark_of_an_environment_brings_all_its_tasks(data: Path) -> None:
+    config = made(asked("bfcl-multi-turn", "gsm8k", data_root=data), root=data)
+    own, file = config.questions.sources
+    assert (own.is_environment, own.environment, own.split, own.limit) == (True, "bfcl-multi-turn", "heldout", None)
+    assert file.limit == 500
+    environment = config.environments["bfcl-multi-turn"]
+    assert environment.type == "bfcl" and environment.turn_dialect.ends_every_turn
+    (first,) = made(asked("bfcl-multi-turn", max_questions=3), root=data).questions.sources
+    assert first.limit == 3
+    changed = made(asked("bfcl-multi-turn"), root=data, overrides=('environments.bfcl-multi-turn.categories=["base"]',))
+    assert changed.environments["bfcl-multi-turn"].model_dump()["categories"] == ("base",)
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "words"),
+    [
+        ("bfcl-multi-turn=tasks.jsonl", {}, "brings its own tasks"),
+        ("bfcl-multi-turn,domain=qa", {}, "brings its own tasks"),
+        ("bfcl-multi-turn", {"tools": frozenset({"python"})}, "not 'bfcl'"),
+    ],
+)
+def test_benchmark_of_an_environment_takes_no_file_and_no_tools(
+    data: Path, text: str, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        made(asked(text, **more), root=data)

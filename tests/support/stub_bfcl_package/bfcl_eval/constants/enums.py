@@ -1,0 +1,7 @@
+"""Enumerations."""
+
+from enum import Enum
+
+
+class ModelStyle(Enum):
+    OPENAI_COMPLETIONS = "openai-completions"
