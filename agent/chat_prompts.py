@@ -95,8 +95,11 @@ class ChatPrompts:
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
         go_on = CONTINUE_BEGUN_MESSAGE if self._begun_text else CONTINUE_MESSAGE
+        first, shown = self._first_messages, self._transcript.shown_segments()
+        if len(self._transcript.contexts) > 1:
+            first, shown = _with_leading_results(first, shown)
         return await self._model.chat(
-            conversation(self._first_messages, self._transcript.shown_segments(), go_on),
+            conversation(first, shown, go_on),
             self._sampling(max_tokens),
             seed=seed,
             session=session,
@@ -149,6 +152,21 @@ class ChatPrompts:
     def add_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
         """See `PromptStrategy`; dialects without native calls have no tools to add."""
         self._transcript.append(messages)
+
+
+def _with_leading_results(
+    first_messages: Sequence[Mapping[str, str]], segments: list[Segment]
+) -> tuple[Sequence[Mapping[str, str]], list[Segment]]:
+    """Return messages and segments with the results at the begin of a trimmed context in the last message.
+
+    Some services refuse two messages of the user in a row.
+    """
+    count = next((place for place, one in enumerate(segments) if one.kind != RESULT), len(segments))
+    if not count:
+        return first_messages, segments
+    *others, last = first_messages
+    text = "".join(one.text for one in segments[:count])
+    return [*others, {**last, "content": last["content"] + text}], segments[count:]
 
 
 def conversation(

@@ -336,8 +336,10 @@ def end(code: int) -> None:
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # A program may put its own stream in place of the first one, write to that at its end, or close it.
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
     except BaseException as error:  # noqa: BLE001 -- from the program's own hooks and streams
         code = 1
         report(error)

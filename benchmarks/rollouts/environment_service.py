@@ -3,9 +3,10 @@
     python -m benchmarks.rollouts.environment_service [--instances 200] [--seconds 30] [--held 4000]
 
 Open loop: each of many instances with a process of its own, of an environment that does nothing, steps once a second,
-at times spread over the second, whatever the earlier steps take. A step's latency counts from when it was due. Private
+at times spread over the second, whatever the earlier steps take. A step's latency counts from when it was due. What the
+service adds is that beyond a bare route of the same framework, which gets the same requests in the same run. Private
 memory is that of the process alone (Private_Clean + Private_Dirty of smaps_rollup). Closed loop: 32 steps in flight, as
-fast as they are answered, beside a bare route of the same framework in the same run. Held: instances of `ledger` in the
+fast as they are answered, beside the bare route. Held: instances of `ledger` in the
 service's own process.
 """
 
@@ -132,18 +133,20 @@ async def measure_processes(url: str, options: argparse.Namespace) -> list[Figur
         Figure(name="instances with a process created per second", value=len(names) / took_s),
         Figure(name="open loop: steps per second", value=float(len(names))),
         Figure(name="open loop: p50 of a step", value=1000 * cuts[49], unit="ms"),
-        Figure(name="open loop: p95 of a step", value=1000 * cuts[94], unit="ms", at_most=50.0),
+        Figure(name="open loop: p95 of a step", value=1000 * cuts[94], unit="ms"),
         Figure(name="private memory of an instance: mean", value=statistics.mean(memory), unit="MiB"),
         Figure(name="private memory of an instance: most", value=max(memory), unit="MiB", at_most=12.0),
         Figure(name="closed loop: steps per second", value=rate),
     ]
 
 
-async def measure_bare(url: str, options: argparse.Namespace) -> float:
-    """Return the closed-loop rate of the bare route."""
+async def measure_bare(url: str, options: argparse.Namespace) -> tuple[float, float]:
+    """Return p95 of the bare route in the open loop, in ms, and its closed-loop rate."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        names = [f"instance-{number}" for number in range(IN_FLIGHT)]
-        return await closed_loop(session, url, names, options.steps)
+        names = [f"instance-{number}" for number in range(max(IN_FLIGHT, options.instances))]
+        times = await open_loop(session, url, names[: options.instances], options.seconds)
+        rate = await closed_loop(session, url, names, options.steps)
+    return 1000 * statistics.quantiles(times, n=100)[94], rate
 
 
 async def measure_held(url: str, pid: int, options: argparse.Namespace) -> list[Figure]:
@@ -179,9 +182,15 @@ def main() -> None:
     with service(NOOP, "--max-processes", str(options.instances)) as (url, _):
         figures += asyncio.run(measure_processes(url, options))
     with serving(str(PARTS / "bare_route.py")) as (url, _):
-        bare = asyncio.run(measure_bare(url, options))
+        bare_ms, bare = asyncio.run(measure_bare(url, options))
+    measured = {figure.name: figure.value for figure in figures}
+    added_ms = measured["open loop: p95 of a step"] - bare_ms
+    figures.append(Figure(name="open loop of a bare route: p95", value=bare_ms, unit="ms"))
+    figures.append(Figure(name="open loop: what the service adds to p95", value=added_ms, unit="ms", at_most=50.0))
     figures.append(Figure(name="closed loop of a bare route: steps per second", value=bare))
-    figures.append(Figure(name="closed loop relative to the bare route", value=figures[-2].value / bare))
+    figures.append(
+        Figure(name="closed loop relative to the bare route", value=measured["closed loop: steps per second"] / bare)
+    )
     with service("ledger", "--max-instances", str(options.held + 100)) as (url, pid):
         figures += asyncio.run(measure_held(url, pid, options))
     publish(figures, options.json)

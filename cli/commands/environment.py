@@ -39,20 +39,20 @@ def serve(types: tuple[str, ...], files: tuple[Path, ...], overrides: tuple[str,
     """Serve environments of each TYPE, and those of --config, until SIGTERM or Ctrl-C.
 
     A TYPE is a shipped one such as ledger, my_envs.py:Guess, package.module:Guess, or the name of an entry point;
-    callers send it as `env_type`. The routes are those of AgentEvolver's environment service, and /metrics,
-    /instances and /docs. Types that are not shipped run in a process per instance.
+    callers send it, without its folder, as `env_type`. The routes are those of AgentEvolver's environment service, and
+    /metrics, /instances and /docs. Types that are not shipped run in a process per instance.
     """
     from treadle.core.config import load_config
 
     try:
         from treadle.environments.service.server import serve as serve_environments
-        from treadle.environments.service.settings import EnvironmentServiceConfig
+        from treadle.environments.service.settings import EnvironmentServiceConfig, served_names
     except ImportError as error:
         raise ConfigError(
             f"the service needs the package {error.name}; install treadle with its extra retriever-service"
         ) from None
     given = {name: value for name, value in service.items() if value is not None}
-    data = {"service": given, "environments": {name: {"type": name} for name in types}}
+    data = {"service": given, "environments": {name: {"type": one} for name, one in served_names(types).items()}}
     config = load_config(EnvironmentServiceConfig, files, overrides, data=data)
     serve_environments(
         config.service,

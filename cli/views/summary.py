@@ -68,10 +68,15 @@ def _print_summary(run: Run, record: StageRecord, told: Collection[str]) -> None
     """Print the figures of a report, and what looks wrong with compared instances that are not `told` of before."""
     from treadle.report.problems import compared_diagnoses
     from treadle.report.terminal import comparison_table, judges_table, summary_table
+    from treadle.report.terminal_table import terminal_table
+    from treadle.tasks.summaries.report_seconds import report_seconds, seconds_table
 
     out, rows = console(), list(run.rows(record.outputs["summary"]).rows())
     out.print()
     out.print(summary_table(rows, width=out.width))
+    if (times := seconds_table(rows, report_seconds(record, run))) is not None:
+        out.print()
+        out.print(terminal_table(times, unwrapped=range(2, len(times.header))))
     for line in imported_lines(record, run):
         out.print(Text(one_line(line)))
     for one in compared_diagnoses(record, run, told):

@@ -208,8 +208,8 @@ def _read_json(path: Path, max_row_bytes: int) -> Iterator[InputRow]:
         head = head.removeprefix(_BOM).lstrip()
         is_array, is_object = head.startswith(b"["), head.startswith(b"{")
         # An object without a second one after it is the whole file, whether or not it is written on one line.
-        is_whole = is_array or _spans_lines(head) or (is_object and _has_one_line(stream, max_row_bytes))
-    if not is_whole:
+        is_document = is_array or _spans_lines(head) or (is_object and _has_one_line(stream, max_row_bytes))
+    if not is_document:
         # Many files named .json hold one object per line.
         yield from _read_jsonl(path, max_row_bytes)
         return

@@ -36,9 +36,11 @@ from itertools import accumulate, chain, combinations, count, groupby, permutati
 from math import ceil, comb, factorial, floor, gcd, inf, isqrt, lcm, log, log2, sqrt
 from typing import *
 """
-"""What function-style solutions use without importing it, since the service that the tasks are from does it."""
+"""What function-style solutions use without importing it, since the service that the tasks are from does it. For the
+same reason they may recurse more deeply than usual."""
 _DEFINE = f"""
 import json, sys, types
+sys.setrecursionlimit(50_000)
 given, told = sys.stdin, sys.stdout
 task = json.loads(given.readline())
 module = sys.modules["solution"] = types.ModuleType("solution")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from treadle.agent.contract import Task
+from treadle.environments.service.errors import WorkerGone
 from treadle.environments.service.hosting import EnvironmentHost, HeldInstance, TaskRow
 from treadle.environments.service.worker import act
 
@@ -48,11 +49,12 @@ class Backend(Protocol):
 class LocalInstance:
     """Instance in the service's own process; see `Backend`."""
 
-    __slots__ = ("_held", "_on_cpu")
+    __slots__ = ("_held", "_make", "_on_cpu")
 
     def __init__(self, host: EnvironmentHost, task: TaskRow, instance_id: str, on_cpu: Callable[[float], None]) -> None:
-        """Make it; `on_cpu` gets the processor time of each call in seconds."""
-        self._held: HeldInstance = host.instance(Task.from_row(task), instance_id)
+        """Prepare it; `on_cpu` gets the processor time of each call in seconds."""
+        self._make: Callable[[], HeldInstance] | None = lambda: host.instance(Task.from_row(task), instance_id)
+        self._held: HeldInstance | None = None
         self._on_cpu = on_cpu
 
     @property
@@ -62,18 +64,26 @@ class LocalInstance:
 
     async def start(self, params: Mapping[str, Any]) -> Any:
         """See `Backend`."""
-        return await measured(self._held.start(params), self._on_cpu)
+        return await measured(self._started(params), self._on_cpu)
 
     async def call(self, op: str, messages: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
         """See `Backend`."""
+        if self._held is None:
+            raise WorkerGone
         return await measured(act(self._held, op, messages, params), self._on_cpu)
 
     async def close(self) -> None:
         """See `Backend`."""
-        await self._held.close()
+        if self._held is not None:
+            await self._held.close()
 
     async def kill(self) -> None:
         """Do nothing: the cancelled call was all of it that ran."""
+
+    async def _started(self, params: Mapping[str, Any]) -> Any:
+        assert self._make is not None
+        self._held, self._make = self._make(), None
+        return await self._held.start(params)
 
 
 @types.coroutine

@@ -168,9 +168,11 @@ class Template:
                 socket.send_fds(self._control, [orjson.dumps({"fork": number})], [theirs.fileno()])
             pid, descriptor = await forked
         except BaseException:
-            # A process that is forked later finds its socket closed, and ends.
+            # A process that was forked, or is forked later, finds its socket closed, and ends.
             self._on_count(-1)
             ours.close()
+            if forked.done() and not forked.cancelled() and forked.exception() is None:
+                os.close(forked.result()[1])
             raise
         finally:
             self._pending.pop(number, None)

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import orjson
 
 from treadle.core.errors import ConfigError, EngineError
+from treadle.core.gather import gather_or_cancel
 from treadle.environments.service.errors import (
     EnvironmentFailed,
     NotActed,
@@ -46,8 +47,7 @@ class EnvironmentService:
 
     async def open(self) -> None:
         """Load the environments. Raises as `ServedKind.open`."""
-        for kind in self._kinds.values():
-            await kind.open()
+        await gather_or_cancel([kind.open() for kind in self._kinds.values()])
 
     async def close(self) -> None:
         """End all instances and processes."""
@@ -91,8 +91,8 @@ class EnvironmentService:
     async def create(self, envelope: Envelope) -> Reply:
         """Create an instance and return its first state. Raises ServiceError; a failure leaves nothing behind."""
         task_id = _needed(envelope, "task_id")
-        if envelope.request_id is not None and (made := self.instances.created_by(envelope.request_id)) is not None:
-            return await made.replies.once(envelope.request_id, _content(envelope), _never)
+        if (made := self._made_by(envelope)) is not None:
+            return await made
         kind = self._kind(envelope)
         limit_s = self._limit(envelope)
         identity = envelope.instance_id or f"exp_{int(time.time())}_{uuid.uuid4().hex[:8]}"
@@ -107,6 +107,8 @@ class EnvironmentService:
             raise self._told(kind.name, self._explained(error, kind.name)) from None
         left_s = limit_s - (asyncio.get_running_loop().time() - began)
         # Listing tasks took time, in which others may have come.
+        if (again := self._made_by(envelope)) is not None:
+            return await again
         if self.instances.get(identity) is not None:
             raise _in_use(identity)
         self._require_capacity(kind)
@@ -269,6 +271,12 @@ class EnvironmentService:
             raise ServiceError("capacity", f"{self.settings.max_instances} instances are live; release some")
         if kind.needs_process and self.num_processes >= self.settings.max_processes:
             raise ServiceError("capacity", f"{self.settings.max_processes} processes run; release instances")
+
+    def _made_by(self, envelope: Envelope) -> Awaitable[Reply] | None:
+        """Return the reply of an earlier create with the same `request_id`, if its instance is live."""
+        if envelope.request_id is None or (made := self.instances.created_by(envelope.request_id)) is None:
+            return None
+        return made.replies.once(envelope.request_id, _content(envelope), _never)
 
     async def _make_room(self, identity: str, envelope: Envelope) -> None:
         """End the instance with this id if it is to be replaced. Raises ServiceError if it is not."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import Field
 
 from treadle.core.config import Section
+from treadle.core.errors import ConfigError
 from treadle.environments.registry import AnyEnvironment
 from treadle.retriever.service.config import ListenSettings
 
@@ -34,6 +37,19 @@ class EnvironmentServiceSettings(ListenSettings):
     """Most bytes of replies that an instance keeps for repeated requests, besides the last reply."""
     max_body_bytes: int = Field(default=8_000_000, ge=1)
     """Maximum size of a request in bytes."""
+
+
+def served_names(types: Iterable[str]) -> dict[str, str]:
+    """Return types by the names that callers send as `env_type`: without folders, which callers are not told.
+
+    Raises ConfigError if two have the same name.
+    """
+    found: dict[str, str] = {}
+    for one in types:
+        name = one.rpartition("/")[2]
+        if found.setdefault(name, one) != one:
+            raise ConfigError(f"{found[name]} and {one} are both served as {name}; name them under [environments]")
+    return found
 
 
 class EnvironmentServiceConfig(Section):

@@ -73,7 +73,9 @@ class Worker:
 
     async def _opened(self) -> EnvironmentHost:
         if self._host is None:
-            self._host = await self._stack.enter_async_context(open_host(self._settings))
+            host = await self._stack.enter_async_context(open_host(self._settings))
+            self._host = host
+            return host
         return self._host
 
 

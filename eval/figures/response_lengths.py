@@ -27,8 +27,10 @@ QUANTILES: Mapping[str, str] = {
 
 BUCKETS = "response tokens"
 """Name of the split by fixed numbers of tokens, as published (arXiv 2510.25320)."""
-QUARTERS = "quarter by response tokens"
+QUARTERS = "response tokens, quarters"
 """Name of the split into four parts of about the same size."""
+_FEWEST = 8
+"""Rollouts from which a data set is split into quarters."""
 _BUCKET_STARTS = (50, 200, 500)
 BUCKET_NAMES = ("<50", "50-199", "200-499", ">=500")
 
@@ -43,7 +45,8 @@ def response_quantiles(rollouts: Iterable[ScoredRollout]) -> dict[str, float]:
 
 
 def by_length(rollouts: Sequence[ScoredRollout]) -> dict[str, dict[str, list[ScoredRollout]]]:
-    """Return split -> group -> rollouts, the shortest first; without splits that have a single group.
+    """Return split -> group -> rollouts, the shortest first; without splits that have a single group, and
+    without quarters of fewer than eight rollouts.
 
     Rollouts without a number of tokens are in no group. Equal numbers are in the same quarter.
     """
@@ -59,7 +62,7 @@ def by_length(rollouts: Sequence[ScoredRollout]) -> dict[str, dict[str, list[Sco
     return {
         name: {_name(name, place, group): [one for _, one in group] for place, group in groups.items()}
         for name, groups in splits.items()
-        if len(groups) > 1
+        if len(groups) > 1 and (name == BUCKETS or len(known) >= _FEWEST)
     }
 
 

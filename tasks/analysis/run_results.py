@@ -5,6 +5,7 @@ Documented in docs/guides/files.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,8 +141,21 @@ class RunResults:
         return _selected(parts, kind, self.run, columns=columns)
 
     def report(self, *, iteration: int | None = None) -> RowTable:
-        """Return the figures of the report: one row per model, data set and figure, with intervals."""
-        return self.table("summary", iteration=iteration)
+        """Return the figures of the report: one row per model, data set and figure, with intervals.
+
+        The column `seconds` has the mean wall time of the measured rollouts of the model on the data set; null for
+        averages, and without measured times.
+        """
+        from treadle.tasks.summaries.report_seconds import report_seconds
+
+        rows = self.table("summary", iteration=iteration).arrow
+        means: dict[tuple[str, str, str], float] = {}
+        for record in records_with(self.run, "summary", iteration):
+            for (model, dataset), seconds in report_seconds(record, self.run).items():
+                means[record.address, model, dataset] = math.fsum(seconds) / len(seconds)
+        places = zip(*(rows[name].to_pylist() for name in (INSTANCE, "model", "dataset")), strict=True)
+        values = [means.get(place) for place in places]
+        return RowTable(rows.append_column("seconds", pa.array(values, pa.float64())))
 
     def trajectory(self, key: str) -> RunTrajectory:
         """Return a trajectory with its question, verdict, segments and calls, by its key or a unique prefix.

@@ -33,7 +33,20 @@ from treadle.tasks.config import TreadleConfig
 pytestmark = pytest.mark.sweep
 
 LABEL_READER = Path(__file__).parents[1] / "support" / "training" / "sft_label_reader.py"
+SMALL = """
+import shutil, sys
+from pathlib import Path
+from transformers import AutoConfig, AutoModelForCausalLM
+base, target = map(Path, sys.argv[1:])
+shutil.copytree(base, target, ignore=shutil.ignore_patterns("*.safetensors"))
+config = AutoConfig.from_pretrained(base)
+config.update(dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16))
+AutoModelForCausalLM.from_config(config).save_pretrained(target)
+"""
 IDS = ("input_ids", "labels", "num_tokens", "num_prompt_tokens", "num_target_tokens")
+OPTIONS = {"batch_size": 2, "finetuning_type": "lora", "learning_rate": 1e-3, "precision": "fp32"}
+"""Of the training; in fp32, which no CPU emulates."""
 WHITE_SPACE = (("\n", "\n\n"), (" ", "\n"), ("", "\n\n\n"), ("\n\n", ""))
 """White space before and after observations: the original masks the first kind only."""
 
@@ -49,23 +62,46 @@ def published_row(name: str, before: str, after: str) -> dict[str, str]:
     return {"instruction": "Search one by one.", "input": name, "output": text}
 
 
-def config(folder: Path, url: str, source: str) -> TreadleConfig:
+def in_sft_environment(*words: str) -> str:
+    """Run Python in the environment of the engine `sft` and return what it prints."""
+    done = subprocess.run(
+        [str(python_of("sft", "cpu")), *words],
+        env=engine_environ({"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive"}),
+        cwd="/",
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def model(sft_environment: Path, serve_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model of a few layers with the tokenizer of the embedded one, whose rows are too long for two cores."""
+    folder = tmp_path_factory.mktemp("small") / "model"
+    in_sft_environment("-c", SMALL, str(embedded_folder("model")), str(folder))
+    return folder
+
+
+def config(folder: Path, url: str, source: str, model: Path) -> TreadleConfig:
     names = ("good", "chain", "good again", "changed")
     rows = [published_row(name, *spaces) for name, spaces in zip(names, WHITE_SPACE, strict=True)]
     (folder / "mhqa.json").write_text(json.dumps(rows))
     texts = [{"path": str(folder / "mhqa.json")}]
-    sft_rows: dict[str, Any] = {"tokenizer": "embedded"}
+    sft_rows: dict[str, Any] = {"tokenizer": str(model)}
     data: dict[str, Any] = {
         "flow": {"stages": ["sft_rows", "sft"]},
         "sft_rows": sft_rows,
-        "sft": {"model": "embedded", "batch_size": 2, "finetuning_type": "lora", "learning_rate": 1e-3},
+        "sft": {"model": str(model), **OPTIONS},
     }
     if source == "texts":
         sft_rows["texts"] = texts
     else:
         data["flow"]["stages"].insert(0, "conversion")
         data["models"] = {"teacher": {"model": "scripted", "api": "chat", "endpoints": [{"url": url}]}}
-        data["environments"] = {"parallel": {"type": "planning", "dialect": "gap"}}
+        data["environments"] = {
+            "parallel": {"type": "planning", "dialect": "gap", "instructions": "Plan, search, answer."}
+        }
         data["conversion"] = {
             "teacher": {"model": "teacher"},
             "environment": "parallel",
@@ -76,35 +112,27 @@ def config(folder: Path, url: str, source: str) -> TreadleConfig:
     return load_config(TreadleConfig, data=data)
 
 
-async def made(folder: Path, source: str) -> Run:
+async def made(folder: Path, source: str, model: Path) -> Run:
     """Return a run whose flow was made for real, from the texts to the checkpoint."""
     run = new_run(folder / "run")
     async with hosted(rewrite) as server:
-        for one in flow_instances(config(folder, server.url, source)):
+        for one in flow_instances(config(folder, server.url, source, model)):
             await asyncio.to_thread(execute, one, run)
     return run
 
 
-def labels_of_the_trainer(folder: TrainingFolder, rows: list[dict[str, Any]]) -> list[tuple[list[int], list[int]]]:
+def labels_of_the_trainer(
+    folder: TrainingFolder, model: Path, rows: list[dict[str, Any]]
+) -> list[tuple[list[int], list[int]]]:
     """Return the ids and labels that reach the model in a training by LLaMA-Factory on these rows."""
-    model = embedded_folder("model")
     store_rows(folder, [as_batch(rows)])
     paths = Paths(model=str(model), rows=folder.rows, output=folder.output, deepspeed=folder.deepspeed)
     longest = max(row["num_tokens"] for row in rows)
-    options = SftOptions(batch_size=2, finetuning_type="lora", learning_rate=1e-3)
-    plan = plan_training(options, paths, Machine(variant="cpu"), longest_row=longest, seed=1)
+    plan = plan_training(SftOptions.model_validate(OPTIONS), paths, Machine(variant="cpu"), longest_row=longest, seed=1)
     folder.config.write_text(plan.yaml())
     prompt = json.dumps(rows[0]["input_ids"][: rows[0]["num_prompt_tokens"]])
-    read = [str(python_of("sft", "cpu")), str(LABEL_READER), str(folder.config), str(folder.parquet)]
-    done = subprocess.run(
-        [*read, str(folder.model), prompt],
-        env=engine_environ({"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive"}),
-        cwd="/",
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    batches = json.loads(done.stdout.splitlines()[-1])["batches"]
+    said = in_sft_environment(str(LABEL_READER), str(folder.config), str(folder.parquet), str(folder.model), prompt)
+    batches = json.loads(said.splitlines()[-1])["batches"]
     return [(ids, labels) for batch in batches for ids, labels in batch if ids]
 
 
@@ -123,19 +151,19 @@ def check_masks(row: Mapping[str, Any], tokenizer: ChatTokenizer) -> None:
 @pytest.mark.covers("planning-15")
 @pytest.mark.parametrize(("source", "num_rows"), [("conversion", 3), ("texts", 4)])
 async def test_trainer_masks_observations_of_whole_texts(
-    sft_environment: Path, serve_environment: Path, tmp_path: Path, source: str, num_rows: int
+    model: Path, tmp_path: Path, source: str, num_rows: int
 ) -> None:
-    run = await made(tmp_path, source)
+    run = await made(tmp_path, source, model)
     record = run.record(Address.parse("1/sft_rows"))
     trained = run.record(Address.parse("1/sft"))
     assert record is not None and trained is not None
     assert trained.metrics["rows"] == num_rows and trained.metrics["steps"] == 2
-    tokenizer = ChatTokenizer.load(embedded_folder("tokenizer"))
+    tokenizer = ChatTokenizer.load(model)
     rows = list(run.rows(record.outputs["sft_rows"]).rows())
     assert len(rows) == num_rows
     for row in rows:
         check_masks(row, tokenizer)
     read = labels_of_the_trainer(
-        TrainingFolder(tmp_path / "reading"), [{name: row[name] for name in IDS} for row in rows]
+        TrainingFolder(tmp_path / "reading"), model, [{name: row[name] for name in IDS} for row in rows]
     )
     assert sorted(read) == sorted((row["input_ids"], row["labels"]) for row in rows)

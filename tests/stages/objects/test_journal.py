@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.runs.counting_stage import (
     numbers_of,
 )
 from support.servers.object_machines import ADDRESS, execute_interrupted, on_machine
+from support.sweep import sampled
 
 from treadle.core.journal.upload import JournalUploader
 from treadle.core.runs.execute import execute
@@ -84,8 +86,16 @@ def changed(content: bytes) -> bytes:
     return content[:-1] + bytes([content[-1] ^ 1])
 
 
-@pytest.mark.parametrize("hurt", [cut_short, truncated_after_a_record, zeroed_out, changed])
-@pytest.mark.parametrize("listed", [True, False], ids=["listed", "not listed yet"])
+HURTS = (cut_short, truncated_after_a_record, zeroed_out, changed)
+
+
+@pytest.mark.parametrize(
+    ("hurt", "listed"),
+    sampled(
+        product(HURTS, [True, False]),
+        [(cut_short, True), (truncated_after_a_record, False), (zeroed_out, False), (changed, True)],
+    ),
+)
 def test_uploaded_segment_wins_over_a_truncated_local_one(
     run: Run, monkeypatch: pytest.MonkeyPatch, hurt: Callable[[bytes], bytes], listed: bool
 ) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from support.rollouts.mcp_run import play
 from support.rollouts.rollouts_bench import Bench
+from support.sandbox import mcp_bare
 from support.sandbox.sandbox_users import TESTS
-from support.servers import mcp_bare, mcp_desk
+from support.servers import mcp_desk
 from support.servers.hosted_service import agent_requests, hosted
 from support.servers.scripted_server import RecordedRequest, Reply
 

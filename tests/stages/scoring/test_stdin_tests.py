@@ -23,6 +23,23 @@ CHECKS = {
     "entry_point": "Solution().add",
 }
 METHOD = "class Solution:\n    def add(self, a: List[int], b):\n        return a + b"
+DEEP = """
+class Solution:
+    def depth(self, n: int) -> int:
+        @cache
+        def below(k):
+            return 0 if k == 0 else 1 + below(k - 1)
+        return below(n)
+"""
+BUFFERED = """
+import atexit, io, sys
+buffer, old = io.StringIO(), sys.stdout
+sys.stdout = buffer
+def end():
+    old.write(buffer.getvalue()){end}
+atexit.register(end)
+print(int(input()) + int(input()))
+"""
 FAST = {"packages": (), "pool_size": 2}
 
 
@@ -81,6 +98,9 @@ def scored(scorers: OpenScorers, tests: object, program: str, *calls: str, score
         (CHECKS, METHOD, 1, 0),
         (CHECKS, METHOD.replace("+", "-"), 0, -4),
         (CHECKS, "raise SystemExit(0)", 0, -2),
+        ({**CALLS, "inputs": [[3_000]], "outputs": [3_000], "fn_name": "depth"}, DEEP, 1, 0),
+        (SUMS, BUFFERED.format(end=""), 1, 0),
+        (SUMS, BUFFERED.format(end="; old.flush(); buffer.close(); old.close()"), 1, 0),
     ],
 )
 def test_program_scores_if_all_tests_pass(

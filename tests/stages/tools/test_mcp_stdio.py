@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sandbox import mcp_bare
 from support.sandbox.sandbox_users import TESTS, USERS, user_command
-from support.servers import mcp_bare, mcp_desk
+from support.servers import mcp_desk
 from support.sweep import sampled
 
 from treadle.agent.sandbox import server_process
@@ -374,7 +375,7 @@ async def test_a_start_that_fails_says_why(keys: dict[str, Any], reason: str) ->
 
 async def test_a_server_can_run_without_the_sandbox(tmp_path: Path) -> None:
     log = tmp_path / "calls"
-    async with episode(sandbox="none", command=[sys.executable, str(SERVER)], env=[f"CALL_LOG={log}"]) as tools:
+    async with episode(sandbox="none", command=[sys.executable, str(BARE)], env=[f"CALL_LOG={log}"]) as tools:
         text = (await call(tools, "count")).text
         assert log.read_text().split() == [text.split()[-1]]
         with pytest.raises(ToolError, match="was killed by signal 9"):

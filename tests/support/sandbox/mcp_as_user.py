@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from support.servers import mcp_bare
+from support.sandbox import mcp_bare
 
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.settings import ToolResources

@@ -64,6 +64,8 @@ def test_accuracy_by_length_is_a_table_with_the_shortest_first() -> None:
     rollouts = [
         scored(float(tokens < 100), tokens=tokens, question_key=f"q{tokens}") for tokens in (700, 20, 40, 120, 300)
     ]
+    assert len(list(group_tables(group_rows("m", rollouts, {}, SETTINGS)))) == 1  # too few for quarters
+    rollouts = rollouts * 2
     buckets, quarters = group_tables(group_rows("m", rollouts, {}, SETTINGS))
     assert [row[0] for row in buckets.rows] == ["<50", "50-199", "200-499", ">=500"]
     place = next(n for n, head in enumerate(buckets.header) if head.startswith("accuracy"))

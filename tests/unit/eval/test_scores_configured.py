@@ -145,6 +145,14 @@ def test_judges_are_estimated_in_calls_and_cost_before_any_request() -> None:
     assert estimate(config({}, rollouts={"max_questions": 50})) is None
 
 
+def test_choices_are_estimated_once_per_question() -> None:
+    scores = {"best_of": {"model": "large"}}
+    found = estimate(config(scores, rollouts={"max_questions": 50, "samples_per_question": 4}))
+    assert found is not None and {role.role: role.calls for role in found.roles} == {"best_of:large": 50}
+    few = estimate(config(scores, rollouts={"max_questions": 50, "samples_per_question": 2}))
+    assert few is not None and not few.roles
+
+
 def test_existing_rollouts_are_counted(tmp_path: Any) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", QUESTIONS, [question("q1", ["7"], "math"), question("q2", ["x"])])

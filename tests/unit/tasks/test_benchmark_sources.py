@@ -108,6 +108,14 @@ def test_judge_type_prompt_and_rubric(folder: Path) -> None:
     prompted = evaluation("mine=w.csv", judge_prompt="Judge it.", **big).scores.judges
     assert (prompted.type, prompted.prompt_text, prompted.domains) == ("correctness", "Judge it.", ("qa",))
     assert evaluation("mine=w.csv", "gsm8k=w.csv", **big).scores.judges.domains == ("math",)
+    picked = evaluation("mine=w.csv", best_of=3, **big)
+    assert (picked.scores.best_of.model, picked.scores.best_of.attempts) == ("judge", 3)
+    assert picked.rollouts.samples_per_question == 3
+    assert evaluation("mine=w.csv", best_of=3, samples=8, **big).rollouts.samples_per_question == 8
+    with pytest.raises(ConfigError, match="--best-of 3 needs as many rollouts per question"):
+        evaluation("mine=w.csv", best_of=3, samples=2, **big)
+    with pytest.raises(ConfigError, match="--best-of needs a judge"):
+        evaluation("mine=w.csv", best_of=3)
     with pytest.raises(ConfigError, match="--judge-type, --judge-prompt and --judge-rubric need a judge"):
         evaluation("mine=w.csv", judge_rubric="Be kind.")
 

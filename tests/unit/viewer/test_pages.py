@@ -89,6 +89,22 @@ def test_page_shows_each_vote_on_needless_calls(viewer: TestClient) -> None:
     assert "needless" not in text_of(viewer.get("/trajectory/1/rollouts@base/r2").text)
 
 
+def test_page_shows_the_choice_among_attempts(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    rows = [agent_row(ROLLOUTS, key, "q1", THINK, ANSWER) for key in ("a", "b", "c")]
+    made = put_rows(run, "1/rollouts@base", ROLLOUTS, rows)
+    states = ("passed_over", "picked", None)
+    scores = [
+        filled(SCORES, rollout_key=row["rollout_key"], question_key="q1", judges="{}", best_of=state)
+        for row, state in zip(rows, states, strict=True)
+    ]
+    choice = judgement_row("best_of", "a", "q1", ["<choice>2</choice>"], error=None)
+    put_from(run, "1/scores@base", {"scores": scores, "judgements": [choice]}, {"rollouts": made})
+    shown = [text_of(client(run).get(f"/trajectory/1/rollouts@base/{key}").text) for key in "abc"]
+    assert "among the attempts passed over" in shown[0] and "among the attempts picked" in shown[1]
+    assert all("&lt;choice&gt;2" in text for text in shown[:2]) and "attempts" not in shown[2]
+
+
 def test_page_shows_which_web_pages_a_call_returned(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     search, page, unknown = search_of("x"), page_of("http://site.test/<b>\u202e"), "0" * 32

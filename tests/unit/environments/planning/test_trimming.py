@@ -114,6 +114,10 @@ def test_every_sampled_id_is_trained_once_behind_what_the_model_saw(
         assert not ends or ends[-1] == len(stored["ids"])
 
 
+def prompts_of(made: Trajectory) -> list[list[int]]:
+    return [[*one.prompt_ids, *one.ids[:start]] for one in made.samples for start in one.turn_starts]
+
+
 class Units(dict[str, bytes]):
     """Cache of one rollout."""
 
@@ -137,6 +141,8 @@ def test_a_resumed_rollout_shows_what_it_showed_before_whatever_the_window_is_no
     assert len(wider.samples) == num_trims + 1 and wider.text == undisturbed.text
     done = [one.prompt_ids for one in wider.samples]
     assert done == [one.prompt_ids for one in undisturbed.samples[: num_trims + 1]]
+    narrower = played(Model(texts[said:], tokenizer), 860, cache=Units(kept))
+    assert prompts_of(narrower)[:said] == prompts_of(undisturbed)[:said]
 
 
 @pytest.mark.parametrize("over_chat", [False, True])
@@ -147,6 +153,19 @@ def test_without_ids_requests_are_trimmed_by_estimates(over_chat: bool) -> None:
     assert all(sample.ids == [] == sample.prompt_ids for sample in made.samples)
     last = "".join(one["content"] for one in model.saw[-1]) if over_chat else model.saw[-1]
     assert "fact0" not in last and "fact7" in last and last.count("<plan>") == 1
+
+
+def test_a_trimmed_conversation_has_no_two_messages_of_one_role_in_a_row() -> None:
+    seen = set()
+    for window in range(300, 420, 10):
+        texts = [asking(number) for number in range(4)]
+        model = Model([*texts, *(f"<think>x</think><crawl_page>u{one}</crawl_page>" for one in range(4)), ANSWER])
+        played(model, window, over_chat=True, reserve=60)
+        for messages in model.saw:
+            roles = [message["role"] for message in messages]
+            assert all(one != other for one, other in zip(roles, roles[1:], strict=False))
+            seen.add("fact" in messages[0]["content"])
+    assert seen == {True, False}, "some context begins with a result"
 
 
 @pytest.mark.parametrize(("written", "note"), [("{} of 40", REPEATED), ("{}  of 40", DUPLICATE)])

@@ -7,7 +7,10 @@ from support.tables.page_runs import Scored, counted_run
 from support.tables.page_tables import PageReader
 from support.tables.score_tables import called, score
 
+from treadle.core.runs.run import Run
+from treadle.tasks.analysis.run_results import RunResults
 from treadle.tasks.page.build import report_page
+from treadle.tasks.summaries.report_seconds import report_seconds, seconds_table
 
 PLAN = "<plan>T1: a\n- Dependencies: none\nT2: b\n- Dependencies: none\nT3: c\n- Dependencies: T1\n"
 PLAN += "T4: d\n- Dependencies: T2, T3</plan>"
@@ -21,8 +24,8 @@ TIMES = [
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> PageReader:
-    """Return a page on a planner, whose tasks take 2, 5, 4 and 1 s, and on an agent that does not plan."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a run of a planner, whose tasks take 2, 5, 4 and 1 s, and of an agent that does not plan."""
     rows = [
         score(f"{model}-{number}", f"q{number}", number > 0, model=model, num_turns=turns, prompt_tokens=7,
               completion_tokens=10 * turns, **called(wiki_search=4))
@@ -35,7 +38,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> PageReader:
         environment={"type": "planning"},
     )  # fmt: skip
     other = Scored(rows[4:], [(14.0, 2.0, 12.0)] * 4)
-    return PageReader(report_page([counted_run(tmp_path_factory.mktemp("run"), "run", [planner, other])]))
+    return counted_run(tmp_path_factory.mktemp("run"), "run", [planner, other])
+
+
+@pytest.fixture(scope="module")
+def page(run: Run) -> PageReader:
+    return PageReader(report_page([run]))
 
 
 def test_turns_and_times_stand_next_to_accuracy(page: PageReader) -> None:
@@ -48,6 +56,20 @@ def test_turns_and_times_stand_next_to_accuracy(page: PageReader) -> None:
     other = table.row("other")
     assert (other["turns"], other["in tools"], other["median"]) == ("5.00", "12.0", "14.0")
     assert (other["in batches"], other["critical path"], other["speed-up"]) == ("-", "-", "-")
+
+
+def test_seconds_stand_next_to_accuracy_in_terminal_and_analysis(run: Run) -> None:
+    """The fourth rollout of the planner was not measured."""
+    (report,) = (record for record in run.records() if record.stage == "report")
+    rows, seconds = list(run.rows(report.outputs["summary"]).rows()), report_seconds(report, run)
+    table = seconds_table(rows, seconds)
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["planner", "other"]
+    assert table.rows[0][2:] == ("0.750", "2.00", "10.00", "10.00", 3)
+    assert table.rows[1][2:] == ("0.750", "5.00", "14.00", "14.00", 4)
+    loaded = RunResults(run).report().arrow.to_pylist()
+    assert {row["seconds"] for row in loaded if row["model"] == "planner"} == {10.0}
+    assert seconds_table(rows, {}) is None
 
 
 def test_agents_without_plans_have_no_columns_for_them(tmp_path: Path) -> None:
