@@ -86,11 +86,21 @@ def _next_step(seen: Transcript, role: PlanningRole) -> tuple[str, str]:
         if _tries(seen, name) >= _MAX_TRIES:
             return f"No document gives the {label(attribute)} of {_named(name, attribute)}.", _answer("unknown")
     if role == "sequential":
-        return f"Facts to find: {len(missing)}.", _search(seen, missing[:1])
+        return _count_missing(asked, len(missing)), _search(seen, missing[:1])
     if seen.searched:
         return "I search for what is still missing.", _search(seen, missing)
-    thought = f"Facts to find: {len(missing)}."
-    return thought, f"{_plan(asked)}\n{_search(seen, missing)}"
+    return _count_missing(asked, len(missing)), f"{_plan(asked)}\n{_search(seen, missing)}"
+
+
+def _count_missing(asked: RecognizedQuestion, num_missing: int) -> str:
+    aim = f" for the {_sought(asked)} value" if asked.template.combine in ("larger", "smaller") else ""
+    return f"Facts{aim}: {num_missing}."
+
+
+def _sought(asked: RecognizedQuestion) -> str:
+    """Return the word for what is sought, as questions say it, so that it can be copied."""
+    combine = asked.template.combine
+    return combine if len(asked.template.paths) == 2 else f"{combine.removesuffix('er')}est"
 
 
 def _plan(asked: RecognizedQuestion) -> str:
@@ -104,7 +114,9 @@ def _plan(asked: RecognizedQuestion) -> str:
             what, needed = f"the {label(attribute)}", f"T{len(tasks)}"
         last.append(needed)
     if len(last) > 1:
-        tasks.append(_task("compare them", len(tasks) + 1, ", ".join(last)))
+        is_comparison = asked.template.combine in ("larger", "smaller")
+        what = f"the {_sought(asked)} value" if is_comparison else asked.template.combine
+        tasks.append(_task(what, len(tasks) + 1, ", ".join(last)))
     return "\n".join(["<plan>", *tasks, "</plan>"])
 
 
@@ -140,20 +152,24 @@ def _conclude(asked: RecognizedQuestion, values: Sequence[str]) -> tuple[str, st
     if (winner := template.winner(numbers)) is None:
         return f"{found} They are equal.", _answer("equal")
     if can_be_compared_at_a_glance(numbers):
-        return f"{found} {_count(names, values, winner, down=template.combine == 'larger')}", _answer(names[winner])
-    return f"{found} The {template.combine} is {values[winner]}, {names[winner]}.", _answer(names[winner])
+        return f"{found} {_count(asked, values, winner)}", _answer(names[winner])
+    return f"{found} The {_sought(asked)} value is {values[winner]}, {names[winner]}.", _answer(names[winner])
 
 
-def _count(names: Sequence[str], values: Sequence[str], winner: int, *, down: bool) -> str:
+def _count(asked: RecognizedQuestion, values: Sequence[str], winner: int) -> str:
     """Return a comparison by counting to the first digit that a value begins with.
 
     No step needs an order of digits but that of counting: a digit is followed by its name, or else by the next digit.
+    What is sought is said again right before the count, which it decides.
     """
+    names = [asked.names[path[0]] for path in asked.template.paths]
     digits = [value[0] for value in values]
-    counted = range(9, int(digits[winner]) - 1, -1) if down else range(1, int(digits[winner]) + 1)
+    last = int(digits[winner])
+    down = asked.template.combine == "larger"
+    counted = range(9, last - 1, -1) if down else range(1, last + 1)
     listed = ", ".join(map(" ".join, zip(digits, names, strict=True)))
-    way = "Down" if down else "Up"
-    return f"First digits: {listed}. {way}: {' '.join(map(str, counted))} {names[winner]}."
+    sought = f"Which has the {_sought(asked)} value? {'Down' if down else 'Up'}"
+    return f"First digits: {listed}. {sought}: {' '.join(map(str, counted))} {names[winner]}."
 
 
 def _look_up_once(seen: Transcript) -> tuple[str, str]:
