@@ -5,7 +5,7 @@ Each value is in a document of its own, so that the look-ups do not depend on ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,24 +24,30 @@ class Comparison:
 
 
 _WORDS = {
-    "population": ("towns", "has more people", "has the most people", "has fewer people", "has the fewest people"),
-    "birth_year": ("people", "was born later", "was born last", "was born earlier", "was born first"),
-    "length": ("rivers", "is longer", "is the longest", "is shorter", "is the shortest"),
-    "height": ("mountains", "is higher", "is the highest", "is lower", "is the lowest"),
-    "written": ("books", "is newer", "is the newest", "is older", "is the oldest"),
-    "area": ("islands", "is larger", "is the largest", "is smaller", "is the smallest"),
-    "employees": ("firms", "employs more people", "employs the most people", "employs fewer people",
-                  "employs the fewest people"),
-    "depth": ("lakes", "is deeper", "is the deepest", "is shallower", "is the shallowest"),
-}  # fmt: skip
-"""Attribute -> plural of its entities; two and three of them compared for the larger value, then for the smaller."""
-_PAIR, _TRIPLE = "{a} or {b}", "{a}, {b} or {c}"
+    "population": ("towns", "population"),
+    "length": ("rivers", "length"),
+    "height": ("mountains", "height"),
+    "area": ("islands", "area"),
+    "employees": ("firms", "number of employees"),
+    "depth": ("lakes", "depth"),
+}
+"""Attribute -> plural of its entities, and its name in a question."""
 
 
 def comparisons() -> Iterator[Comparison]:
     """Yield all comparisons."""
-    for attribute, (plural, more, most, less, least) in _WORDS.items():
-        yield Comparison(attribute, "larger", 2, f"Which of the two {plural} {more}, {_PAIR}?")
-        yield Comparison(attribute, "larger", 3, f"Which of the three {plural} {most}, {_TRIPLE}?")
-        yield Comparison(attribute, "smaller", 2, f"Which of the two {plural} {less}, {_PAIR}?")
-        yield Comparison(attribute, "smaller", 3, f"Which of the three {plural} {least}, {_TRIPLE}?")
+    for attribute, (plural, name) in _WORDS.items():
+        yield Comparison(attribute, "larger", 2, f"Which of the two {plural} has the larger {name}, {{a}} or {{b}}?")
+        yield Comparison(
+            attribute, "larger", 3, f"Which of the three {plural} has the largest {name}, {{a}}, {{b}} or {{c}}?"
+        )
+        yield Comparison(attribute, "smaller", 2, f"Which of the two {plural} has the smaller {name}, {{a}} or {{b}}?")
+        yield Comparison(
+            attribute, "smaller", 3, f"Which of the three {plural} has the smallest {name}, {{a}}, {{b}} or {{c}}?"
+        )
+
+
+def can_be_compared_at_a_glance(values: Sequence[int]) -> bool:
+    """Return whether values have equally many digits, and a first digit each of its own."""
+    texts = [str(value) for value in values]
+    return len({len(text) for text in texts}) == 1 and len({text[0] for text in texts}) == len(texts)

@@ -41,10 +41,10 @@ STEPS: Mapping[str, DemoStep] = {
 }
 """Steps by stage and model. The times are from one run of 21 minutes on two idle cores without AVX-512."""
 GAP_STEPS: Mapping[str, DemoStep] = {
-    "rollouts@tutor": DemoStep("the tutor answers comparisons, fact after fact and all facts at once", 30),
+    "rollouts@tutor": DemoStep("the tutor answers comparisons, fact after fact and all facts at once", 10),
     "sft_rows": DemoStep("right, well-formed trajectories become fine-tuning rows, observations masked", 1),
-    "sft": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on the rows of both instructions", 480),
-    "rollouts@tuned": DemoStep("it answers held-out comparisons, fact after fact and all facts at once, on vLLM", 300),
+    "sft": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on the rows of both instructions", 780),
+    "rollouts@tuned": DemoStep("it answers held-out comparisons, fact after fact and all facts at once, on vLLM", 210),
     "report": DemoStep("tables and charts", 1),
 }
 """Steps of `treadle demo gap`; the times are estimates from those above, by numbers of tokens."""

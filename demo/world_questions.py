@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.core.errors import ConfigError
+from treadle.demo.comparisons import can_be_compared_at_a_glance
 from treadle.demo.names import mix, name_parts
 from treadle.demo.world import RELATIONS, Encyclopedia, EntityKind, Split
 from treadle.demo.world_templates import TEMPLATES, TITLES, UNITS, Template
@@ -118,13 +119,15 @@ def _compute(template: Template, fields: Mapping[str, str | int]) -> int:
 
 
 def _solve(world: Encyclopedia, template: Template, entities: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Return the gold answers of a lookup question; None if the compared values are equal."""
+    """Return the gold answers of a lookup question; None if its values are too close to be compared."""
     values = [_follow(world, entities[path[0]], path[1:]) for path in template.paths]
     last = template.paths[0][-1]
     if template.combine == "value":
         return _aliases(values[0], last)
     numbers = [value for value in values if isinstance(value, int)]
     if template.combine in ("larger", "smaller"):
+        if template.tier == 2 and not can_be_compared_at_a_glance(numbers):
+            return None
         winner = template.winner(numbers)
         slot = None if winner is None else template.paths[winner][0]
         return None if slot is None else _name_aliases(world.name(entities[slot]), template.start_kind(slot))

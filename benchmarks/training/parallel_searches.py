@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=200, help="held-out comparisons per seed")
     parser.add_argument("--documents", type=int, default=2000, help="documents per world")
     parser.add_argument("--latency-s", type=float, nargs="*", default=[0.2, 1.0, 3.0], help="seconds added to a search")
-    parser.add_argument("--timed", type=int, default=20, help="comparisons per seed and latency")
+    parser.add_argument("--timed", type=int, default=8, help="comparisons per seed and latency")
     parser.add_argument("--tutor-only", action="store_true", help="the tutor in place of the model")
     parser.add_argument("--folder", type=Path, default=Path("outputs/parallel-searches"), help="where runs are kept")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the runs")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from treadle.demo.comparisons import can_be_compared_at_a_glance
 from treadle.demo.tutor.conversation import Call, Conversation
 from treadle.demo.tutor.facts import label, queries, read_facts
 from treadle.demo.tutor.policy import follow_paths
@@ -85,29 +86,42 @@ def _next_step(seen: Transcript, role: PlanningRole) -> tuple[str, str]:
         if _tries(seen, name) >= _MAX_TRIES:
             return f"No document gives the {label(attribute)} of {_named(name, attribute)}.", _answer("unknown")
     if role == "sequential":
-        name, attribute = missing[0]
-        return f"I need the {label(attribute)} of {_named(name, attribute)}.", _search(seen, missing[:1])
+        return _count_missing(asked, len(missing)), _search(seen, missing[:1])
     if seen.searched:
         return "I search for what is still missing.", _search(seen, missing)
-    thought = "These facts do not depend on each other." if len(missing) > 1 else "I plan the search."
-    return thought, f"{_plan(asked)}\n{_search(seen, missing)}"
+    return _count_missing(asked, len(missing)), f"{_plan(asked)}\n{_search(seen, missing)}"
+
+
+def _count_missing(asked: RecognizedQuestion, num_missing: int) -> str:
+    aim = f" for the {_sought(asked)} value" if asked.template.combine in ("larger", "smaller") else ""
+    return f"Facts{aim}: {num_missing}."
+
+
+def _sought(asked: RecognizedQuestion) -> str:
+    """Return the word for what is sought, as questions say it, so that it can be copied."""
+    combine = asked.template.combine
+    return combine if len(asked.template.paths) == 2 else f"{combine.removesuffix('er')}est"
 
 
 def _plan(asked: RecognizedQuestion) -> str:
     """Return the plan as a list of tasks: one for each fact, and one that combines them."""
-    lines: list[str] = []
+    tasks: list[str] = []
     last = []
     for slot, *attributes in asked.template.paths:
-        what = _named(asked.names[slot], attributes[0])
-        needs = "none"
+        what, needed = asked.names[slot], ""
         for attribute in attributes:
-            id = f"T{len(lines) // 2 + 1}"
-            lines += [f"{id}: {label(attribute)} of {what}", f"- Dependencies: {needs}"]
-            what, needs = f"the {label(attribute)}", id
-        last.append(needs)
+            tasks.append(_task(f"{label(attribute)} of {what}", len(tasks) + 1, needed))
+            what, needed = f"the {label(attribute)}", f"T{len(tasks)}"
+        last.append(needed)
     if len(last) > 1:
-        lines += [f"T{len(lines) // 2 + 1}: compare them", f"- Dependencies: {', '.join(last)}"]
-    return "\n".join(["<plan>", *lines, "</plan>"])
+        is_comparison = asked.template.combine in ("larger", "smaller")
+        what = f"the {_sought(asked)} value" if is_comparison else asked.template.combine
+        tasks.append(_task(what, len(tasks) + 1, ", ".join(last)))
+    return "\n".join(["<plan>", *tasks, "</plan>"])
+
+
+def _task(what: str, number: int, needed: str) -> str:
+    return f"T{number}: {what}" + (f"\n- Dependencies: {needed}" if needed else "")
 
 
 def _search(seen: Transcript, missing: Sequence[tuple[str, str]]) -> str:
@@ -133,12 +147,29 @@ def _conclude(asked: RecognizedQuestion, values: Sequence[str]) -> tuple[str, st
     if template.combine in ("sum", "difference"):
         number = sum(numbers) if template.combine == "sum" else abs(numbers[0] - numbers[1])
         return f"The {template.combine} of {values[0]} and {values[1]} is {number}.", _answer(str(number))
-    found = ", ".join(f"{asked.names[path[0]]} {value}" for path, value in zip(template.paths, values, strict=True))
+    names = [asked.names[path[0]] for path in template.paths]
+    found = f"Values: {', '.join(map(' '.join, zip(names, values, strict=True)))}."
     if (winner := template.winner(numbers)) is None:
-        return f"{found}. They are equal.", _answer("equal")
-    name = asked.names[template.paths[winner][0]]
-    extreme = "largest" if template.combine == "larger" else "smallest"
-    return f"{found}. The {extreme} is {values[winner]}, {name}.", _answer(name)
+        return f"{found} They are equal.", _answer("equal")
+    if can_be_compared_at_a_glance(numbers):
+        return f"{found} {_count(asked, values, winner)}", _answer(names[winner])
+    return f"{found} The {_sought(asked)} value is {values[winner]}, {names[winner]}.", _answer(names[winner])
+
+
+def _count(asked: RecognizedQuestion, values: Sequence[str], winner: int) -> str:
+    """Return a comparison by counting to the first digit that a value begins with.
+
+    No step needs an order of digits but that of counting: a digit is followed by its name, or else by the next digit.
+    What is sought is said again right before the count, which it decides.
+    """
+    names = [asked.names[path[0]] for path in asked.template.paths]
+    digits = [value[0] for value in values]
+    last = int(digits[winner])
+    down = asked.template.combine == "larger"
+    counted = range(9, last - 1, -1) if down else range(1, last + 1)
+    listed = ", ".join(map(" ".join, zip(digits, names, strict=True)))
+    sought = f"Which has the {_sought(asked)} value? {'Down' if down else 'Up'}"
+    return f"First digits: {listed}. {sought}: {' '.join(map(str, counted))} {names[winner]}."
 
 
 def _look_up_once(seen: Transcript) -> tuple[str, str]:
@@ -156,4 +187,5 @@ def _named(name: str, attribute: str) -> str:
 
 
 def _answer(value: str) -> str:
-    return f"<answer>{value}</answer>"
+    # A name has the same tokens as in the text before it only after a space.
+    return f"<answer> {value}</answer>"

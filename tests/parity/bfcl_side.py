@@ -165,7 +165,8 @@ def conversations() -> list[dict[str, Any]]:
                 turns = gold if kind == "gold" else derived(kind, gold, entry, rng)
                 turns = [_split(steps) if rng.random() < 0.5 else steps for steps in turns]
                 found = verdict(entry, answer["ground_truth"], turns)
-                made.append({"id": entry["id"], "kind": kind, "turns": turns, "verdict": found})
+                first = entry["question"][0][0]["content"]
+                made.append({"id": entry["id"], "first": first, "kind": kind, "turns": turns, "verdict": found})
     return made
 
 

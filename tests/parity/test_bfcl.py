@@ -86,7 +86,11 @@ def test_verdicts_of_eval_are_those_of_the_package(
     chosen = [one for one in conversations if one["id"].rpartition("_")[0] == f"multi_turn_{category}"]
     scripts = {(one["kind"], one["id"]): list(turns_of(one)) for one in chosen}
     kinds = sorted({kind for kind, _ in scripts})
-    ids: dict[str, str] = {}
+    # A server cannot tell tasks apart that begin alike.
+    begun = Counter(one["first"] for one in chosen)
+    chosen = [one for one in chosen if begun[one["first"]] == 6]
+    ids = {one["first"]: one["id"] for one in chosen}
+    assert len(ids) > 190
 
     def answer(request: RecordedRequest) -> Reply:
         messages = request.messages or []
@@ -103,13 +107,10 @@ def test_verdicts_of_eval_are_those_of_the_package(
         (tmp_path / "models.toml").write_text(f"flow.models = {json.dumps(kinds)}\n{models}")
         common = ("eval", "models.toml", "--benchmark", "bfcl-multi-turn", "--run", "r")
         chosen_category = ("--set", f'environments.bfcl-multi-turn.categories=["{category}"]')
-        desk.treadle(*common, *chosen_category, "--until", "questions").succeeded()
-        questions = desk.rows("r", "1/questions", "questions")
-        ids.update({row["question"]: json.loads(row["payload"])["id"] for row in questions})
-        assert len(ids) == len(questions) == 200
         desk.treadle(*common, *chosen_category).succeeded()
+    questions = desk.rows("r", "1/questions", "questions")
     keys = {row["question_key"]: json.loads(row["payload"])["id"] for row in questions}
     for kind in kinds:
         rows = desk.rows("r", f"1/scores@{kind}", "scores")
-        found = {keys[row["question_key"]]: row["correct"] for row in rows}
+        found = {keys[row["question_key"]]: row["correct"] for row in rows if keys[row["question_key"]] in ids.values()}
         assert found == {one["id"]: one["verdict"][0] for one in chosen if one["kind"] == kind}, kind

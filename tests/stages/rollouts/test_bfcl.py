@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.environments.served_environment import served
 
 from treadle.agent.contract import Call, EpisodeOptions, ModelTurn, Observation, Outcome, StepContext, Task
 from treadle.core.engines.environments import engine_environ
@@ -40,9 +41,9 @@ async def runtime() -> AsyncIterator[EnvironmentRuntime]:
         yield opened
 
 
-async def begun(runtime: EnvironmentRuntime, task: str) -> tuple[CustomEpisode, list[str]]:
+async def begun(runtime: EnvironmentRuntime, task: str, key: str = "id") -> tuple[CustomEpisode, list[str]]:
     episode: Any = runtime.episode()
-    initial = await episode.reset(Task("k", "?", payload={"id": task}), EpisodeOptions())
+    initial = await episode.reset(Task("k", "?", payload={key: task}), EpisodeOptions())
     return episode, [tool.name for tool in initial.tools]
 
 
@@ -170,6 +171,41 @@ async def test_resumed_episode_acts_again(runtime: EnvironmentRuntime) -> None:
     await again.replay(ModelTurn("", 0, "end_of_turn", calls=made), recorded, StepContext(float("inf")))
     assert texts(await act(again, 1, ("read", {}))) == ["12"]
     await again.close()
+
+
+async def test_native_calls_through_service_and_client() -> None:
+    texts_of_turns = []
+    async with served("bfcl") as (client, _):
+        settings = ENVIRONMENTS.parse(
+            {"type": "service", "url": client.url, "env_type": "bfcl", "tool_calls": "native"}
+        )
+        rows = [row async for row in environment_type(settings).tasks(settings, "heldout", 0)]
+        assert [row["id"] for row in rows][:2] == ["multi_turn_base_0", "multi_turn_miss_func_0"]
+        async with environment_type(settings).open(settings, Resources()) as runtime:
+            episode, tools = await begun(runtime, "multi_turn_miss_func_0", key="task_id")
+            assert tools == ["add"]
+            turns: list[tuple[tuple[str, dict[str, Any]], ...]] = [
+                (("add", {"by": 2}), ("nope", {})), (), (), (("add", {"by": 3}), ("read", {})), ()
+            ]  # fmt: skip
+            for number, calls in enumerate(turns):
+                observation = await act(episode, number, *calls)
+                texts_of_turns.append(texts(observation))
+                assert [record.id for record in observation.calls] == [
+                    f"t{number}.{name}_{at}" for at, (name, _) in enumerate(calls)
+                ]
+                if number == 2:
+                    assert [tool.name for tool in observation.tools] == ["read"]
+            assert await episode.outcome() == Outcome(1.0, True) and observation.status == "finished"
+            unread, _ = await begun(runtime, "multi_turn_base_0", key="task_id")
+            observation = await act(unread, 0, ("add", {}), error="no JSON")
+            assert [message.role for message in observation.messages] == ["tool", "user"]
+            assert observation.messages[1].text == "Add 3 and read."
+            for one in (episode, unread):
+                await one.close()
+    assert texts_of_turns[:2] == [
+        ["{'value': 12}", "Error during execution: name 'nope' is not defined"],
+        ["Add 3 and read."],
+    ]
 
 
 def test_tools_of_the_run_are_refused() -> None:

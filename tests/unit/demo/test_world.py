@@ -103,6 +103,17 @@ def test_supporting_documents_lead_from_question_to_answer_one_per_lookup(world:
     }  # fmt: skip
 
 
+def test_compared_facts_have_equally_many_digits_and_different_first_ones(tmp_path: Path) -> None:
+    facts = write_world(tmp_path, documents=600, questions=60, heldout_questions=30, tiers=(2,), seed=2)
+    texts = {row["id"]: str(row["text"]) for row in rows(facts.corpus)}
+    asked = rows(facts.questions)
+    assert {row["source"] for row in asked} == {"world-facts"} and {row["num_calls"] for row in asked} == {2, 3}
+    for row in asked:
+        values = [number for id_ in row["supports"] for number in re.findall(r"\d+", texts[id_])]  # type: ignore[attr-defined]
+        assert len(values) == len({value[0] for value in values}) == row["num_calls"]
+        assert len({len(value) for value in values}) == 1
+
+
 def test_no_two_questions_are_near_duplicates(world: World) -> None:
     texts = [str(row["question"]) for row in rows(world.questions)]
     shingles = [{text[place : place + 5] for place in range(len(text) - 4)} for text in texts]

@@ -71,7 +71,7 @@ class Answered:
                 self.text += result
                 segments.append(Segment(RESULT, result, 0, 0))
         self.faults = dialect.faults(segments, ())
-        (self.answer,) = re.findall(r"<answer>(.*)</answer>\Z", self.text)
+        (self.answer,) = re.findall(r"<answer>\s*(.*)</answer>\Z", self.text)
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -110,7 +110,7 @@ def test_missing_document_is_admitted_after_two_searches_in_other_words(
 
 
 def test_false_document_gives_a_false_answer(writer: ReplyWriter) -> None:
-    question = "Which of the two rivers is longer, Arzo or Belmu?"
+    question = "Which of the two rivers has the larger length, Arzo or Belmu?"
     texts = {
         name: f"The river {name} is {km} km long and rises on Mount Dorza."
         for name, km in (("Arzo", 90), ("Belmu", 800))
