@@ -22,7 +22,7 @@ class ServiceSettings(EnvironmentSettings):
 
     type: str = "service"
     """Type of the environment."""
-    url: str = "http://127.0.0.1:8080"
+    url: Operational[str] = "http://127.0.0.1:8080"
     """Address of the service, without credentials."""
     env_type: str | None = None
     """Name of the environment at the service; none means the one that it serves."""

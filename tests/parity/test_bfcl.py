@@ -5,6 +5,8 @@ Every task is played as its gold calls say and in five ways that differ in one p
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -20,6 +22,7 @@ from support.servers.scripted_server import RecordedRequest, Reply, served
 from treadle.agent.contract import EpisodeOptions, StepContext, Task
 from treadle.agent.dialects.forms.hermes import write_call
 from treadle.agent.dialects.functions import FunctionsDialect
+from treadle.core.engines.cache import cache_root
 from treadle.core.engines.environments import install, python_of
 from treadle.environments.registry import ENVIRONMENTS, environment_type
 from treadle.environments.types import EnvironmentRuntime, Resources
@@ -92,22 +95,24 @@ def test_verdicts_of_eval_are_those_of_the_package(
     ids = {one["first"]: one["id"] for one in chosen}
     assert len(ids) > 190
 
-    def answer(request: RecordedRequest) -> Reply:
+    def answer(kind: str, request: RecordedRequest) -> Reply:
         messages = request.messages or []
         name = ids.get(str(messages[0]["content"]))
         if name is None:
             return Reply(DONE)  # a check of the server
-        script = scripts[str(request.body["model"]), name]
+        script = scripts[kind, name]
         return Reply(script[sum(message["role"] == "assistant" for message in messages)])
 
     desk = Desk(tmp_path)
-    with served(answer, chat_only=True) as server:
-        endpoint = f'api = "chat"\nendpoints = [{{ url = "{server.url}" }}]\n'
-        models = "\n".join(f'[models.{kind}]\nmodel = "{kind}"\n{endpoint}' for kind in kinds)
+    with contextlib.ExitStack() as stack:
+        models = ""
+        for kind in kinds:
+            server = stack.enter_context(served(functools.partial(answer, kind), chat_only=True))
+            models += f'[models.{kind}]\nmodel = "scripted"\napi = "chat"\nendpoints = [{{ url = "{server.url}" }}]\n'
         (tmp_path / "models.toml").write_text(f"flow.models = {json.dumps(kinds)}\n{models}")
         common = ("eval", "models.toml", "--benchmark", "bfcl-multi-turn", "--run", "r")
         chosen_category = ("--set", f'environments.bfcl-multi-turn.categories=["{category}"]')
-        desk.treadle(*common, *chosen_category).succeeded()
+        desk.treadle(*common, *chosen_category, TREADLE_CACHE=str(cache_root())).succeeded()
     questions = desk.rows("r", "1/questions", "questions")
     keys = {row["question_key"]: json.loads(row["payload"])["id"] for row in questions}
     for kind in kinds:

@@ -92,7 +92,7 @@ TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.to
 VllmServer.compile VllmServer.devices VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port
 VllmServer.startup_timeout_s VllmServer.threads VllmServer.variant
 WebSettings.cache_mb WebSettings.recorded_in
-ServiceSettings.api_key_env ServiceSettings.retry_limit ServiceSettings.timeout_s
+ServiceSettings.api_key_env ServiceSettings.retry_limit ServiceSettings.timeout_s ServiceSettings.url
 HttpToolSettings.api_key_env HttpToolSettings.headers_env HttpToolSettings.retry_limit HttpToolSettings.schema_file
 HttpToolSettings.timeout_s
 McpSettings.allowed_networks McpSettings.api_key_env McpSettings.read McpSettings.start_timeout_s McpSettings.url
