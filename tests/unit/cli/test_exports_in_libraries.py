@@ -39,6 +39,7 @@ JSON_FILES = {
     **{f"sft_rows {name}": f"{name}.jsonl" for name in ROW_FORMATS if name != "hf"},
     "et-agent pools": "pools.json",
     "et-agent rollouts": "rollouts.json",
+    "answers": "answers.jsonl",
 }
 """Exports with rows as JSON, and the file."""
 OTHERS = {"model", "report", "web_record", "et-agent report"}
