@@ -16,8 +16,9 @@ from treadle.datagen.pools.verdicts import case_of, has_answered, prediction_of,
 TASK = Task("q", "Who?", domain="qa")
 
 
-def candidate(text: str, score: int = 1) -> str:
-    return f"<think>t</think><suggested_answer>{text}</suggested_answer><think>t</think><double_check>{score}</double_check>"
+def candidate(text: str) -> str:
+    checked = "<think>t</think><double_check>1</double_check>"
+    return f"<think>t</think><suggested_answer>{text}</suggested_answer>{checked}"
 
 
 @pytest.mark.parametrize(
