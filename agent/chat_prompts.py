@@ -84,12 +84,13 @@ class ChatPrompts:
 
     def trim(self, kept: Sequence[int]) -> None:
         """See `PromptStrategy`."""
+        num_before = estimate_tokens(self._num_chars(), self._counted_tokens, self._counted_chars)
         self._transcript.trim(kept)
         shown = self._transcript.shown_segments()
         self._reasoning_chars = sum(len(one.text) for one in shown if one.kind == REASONING)
         num_chars = self._num_chars()
         num_tokens = estimate_tokens(num_chars, self._counted_tokens, self._counted_chars)
-        self._left_out_tokens += self._counted_tokens - num_tokens
+        self._left_out_tokens += num_before - num_tokens
         self._counted_tokens, self._counted_chars = num_tokens, num_chars
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:

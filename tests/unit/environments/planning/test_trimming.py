@@ -155,6 +155,14 @@ def test_without_ids_requests_are_trimmed_by_estimates(over_chat: bool) -> None:
     assert "fact0" not in last and "fact7" in last and last.count("<plan>") == 1
 
 
+def test_the_token_budget_counts_what_trims_left_out() -> None:
+    turns = [*mixed(16), ANSWER]
+    whole = played(Model(turns), 100_000, over_chat=True, max_trajectory_tokens=1_200, max_turns=20)
+    made = played(Model(turns), 700, over_chat=True, max_trajectory_tokens=1_200, max_turns=20)
+    assert (whole.status, made.status) == ("budget", "budget") and len(made.samples) > 2
+    assert abs(made.num_turns - whole.num_turns) <= 1
+
+
 def test_a_trimmed_conversation_has_no_two_messages_of_one_role_in_a_row() -> None:
     seen = set()
     for window in range(300, 420, 10):
