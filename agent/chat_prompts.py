@@ -22,6 +22,7 @@ from treadle.agent.prompt_strategy import (
     estimate_kept_tokens,
     estimate_tokens,
     segments_to_show,
+    tokens_to_ask,
 )
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.transcript import Transcript
@@ -64,7 +65,12 @@ class ChatPrompts:
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most
         if limits.max_model_len is not None:
-            window = max(1, limits.max_model_len - self._counted_tokens - (self._num_chars() - self._counted_chars))
+            num_chars = self._num_chars()
+            most_used = self._counted_tokens + num_chars - self._counted_chars
+            used = estimate_tokens(num_chars, self._counted_tokens, self._counted_chars)
+            window = max(
+                1, tokens_to_ask(limits.max_model_len - most_used, limits.max_model_len - used, limits.trimming)
+            )
         budget = most
         if limits.max_trajectory_tokens is not None:
             used = self._left_out_tokens + self._counted_tokens - (self._first_prompt_tokens or 0)
