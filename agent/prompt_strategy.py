@@ -161,10 +161,10 @@ class TextPrompts(WrittenPrompts):
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most
         if limits.max_model_len is not None:
-            used = self._num_tokens(self._prompt + self._transcript.shown_text)
-            window = tokens_to_ask(
-                limits.max_model_len - self._context_tokens(), limits.max_model_len - used, limits.trimming
-            )
+            window = limits.max_model_len - self._context_tokens()
+            if self._engine.renderer is None:
+                used = self._num_tokens(self._prompt + self._transcript.shown_text)
+                window = tokens_to_ask(window, limits.max_model_len - used, limits.trimming)
         # An estimate must not end the rollout: the server rejects a prompt that does not fit.
         return max(1, min(most, window)), "context_full"
 
