@@ -22,6 +22,7 @@ from treadle.agent.prompt_strategy import (
     estimate_kept_tokens,
     estimate_tokens,
     segments_to_show,
+    tokens_to_ask,
 )
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.transcript import Transcript
@@ -64,7 +65,12 @@ class ChatPrompts:
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most
         if limits.max_model_len is not None:
-            window = max(1, limits.max_model_len - self._counted_tokens - (self._num_chars() - self._counted_chars))
+            num_chars = self._num_chars()
+            most_used = self._counted_tokens + num_chars - self._counted_chars
+            used = estimate_tokens(num_chars, self._counted_tokens, self._counted_chars)
+            window = max(
+                1, tokens_to_ask(limits.max_model_len - most_used, limits.max_model_len - used, limits.trimming)
+            )
         budget = most
         if limits.max_trajectory_tokens is not None:
             used = self._left_out_tokens + self._counted_tokens - (self._first_prompt_tokens or 0)
@@ -84,12 +90,13 @@ class ChatPrompts:
 
     def trim(self, kept: Sequence[int]) -> None:
         """See `PromptStrategy`."""
+        num_before = estimate_tokens(self._num_chars(), self._counted_tokens, self._counted_chars)
         self._transcript.trim(kept)
         shown = self._transcript.shown_segments()
         self._reasoning_chars = sum(len(one.text) for one in shown if one.kind == REASONING)
         num_chars = self._num_chars()
         num_tokens = estimate_tokens(num_chars, self._counted_tokens, self._counted_chars)
-        self._left_out_tokens += self._counted_tokens - num_tokens
+        self._left_out_tokens += num_before - num_tokens
         self._counted_tokens, self._counted_chars = num_tokens, num_chars
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:

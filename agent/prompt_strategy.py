@@ -159,7 +159,12 @@ class TextPrompts(WrittenPrompts):
     def max_new_tokens(self) -> tuple[int, TokenLimit]:
         """See `PromptStrategy`."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
-        window = most if limits.max_model_len is None else limits.max_model_len - self._context_tokens()
+        window = most
+        if limits.max_model_len is not None:
+            window = limits.max_model_len - self._context_tokens()
+            if self._engine.renderer is None:
+                used = self._num_tokens(self._prompt + self._transcript.shown_text)
+                window = tokens_to_ask(window, limits.max_model_len - used, limits.trimming)
         # An estimate must not end the rollout: the server rejects a prompt that does not fit.
         return max(1, min(most, window)), "context_full"
 
@@ -225,6 +230,14 @@ def segments_to_show(
         return None
     numbers = transcript.shown_numbers()
     return [numbers[place] for place in kept]
+
+
+def tokens_to_ask(free: int, estimated: int, trimming: Trimming | None) -> int:
+    """Return the most new tokens that a window has room for; `free` are left for certain, `estimated` probably.
+
+    If contexts are trimmed, a turn may have its reserve, for which an estimate has left room.
+    """
+    return free if trimming is None else max(free, min(estimated, trimming.reserve_tokens))
 
 
 def estimate_tokens(num_chars: int, known_tokens: int, known_chars: int) -> int:

@@ -86,7 +86,24 @@ def engine_of(
 ) -> RolloutEngine:
     """Return a rollout engine with a model as policy or agent; `additional_calls` extends each call limit.
 
-    Raises ConfigError if the sampling or the stop strings do not suit the role.
+    Raises ConfigError if the sampling or the stop strings do not suit the role, or contexts cannot be trimmed.
     """
+    check_trimming(settings, session.name, session.facts.max_model_len)
     limits = limits_of(settings, additional_calls=additional_calls, max_model_len=session.facts.max_model_len)
     return session.engine(settings.turn_dialect, limits, sampling, role=role)
+
+
+def check_trimming(settings: EnvironmentSettings, model: str, window: int | None) -> None:
+    """Raise ConfigError if contexts are to be trimmed for a window that is not known, or too small for a turn."""
+    if settings.trimming is None:
+        return
+    if window is None:
+        raise ConfigError(
+            f"environment.trim_reserve_tokens needs the context window of model {model}, which its server does not "
+            f"report; set models.{model}.max_model_len"
+        )
+    if settings.trimming.reserve_tokens >= window:
+        raise ConfigError(
+            f"environment.trim_reserve_tokens = {settings.trimming.reserve_tokens} leaves no room in the window of "
+            f"model {model}, which has {window} tokens; lower it"
+        )

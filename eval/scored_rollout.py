@@ -14,6 +14,7 @@ import orjson
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.answers.text_match import normalize_math, normalize_text
 from treadle.environments.rollouts.tool_counts import OTHERS
+from treadle.environments.scorers.scoring import FAILED
 from treadle.eval.verdicts import mean_parts
 
 
@@ -150,7 +151,12 @@ class ScoredRollout:
 
     @property
     def response_tokens(self) -> int | None:
-        """Tokens that the model wrote: L, or without a tokenizer the sampled ones; None if neither is known."""
+        """Tokens that the model wrote: L, or without a tokenizer the sampled ones; None if neither is known.
+
+        Nothing is known of a rollout that infrastructure ended.
+        """
+        if self.status == FAILED:
+            return None
         if self.reasoning_tokens is not None:
             return self.reasoning_tokens
         return self.completion_tokens if self.has_known_tokens else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -124,9 +125,10 @@ def _order(value: str) -> tuple[bool, float, str]:
     if value in BUCKET_NAMES:
         return False, float(BUCKET_NAMES.index(value)), value
     try:
-        return False, float(value), value
+        number = float(value)
     except ValueError:
-        return True, 0.0, value
+        number = math.nan
+    return (True, 0.0, value) if math.isnan(number) else (False, number, value)
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:

@@ -139,7 +139,7 @@ def evaluation_config(
     _put_scorer(tree, options)
     _put_tools(tree, options, overrides)
     _put_judge(tree, given, options)
-    tree["rollouts"] = merge(tree.get("rollouts", {}), _rollouts(options))
+    tree["rollouts"] = merge(tree.get("rollouts", {}), _rollouts(given, options))
     config = load_config(TreadleConfig, (), overrides, base=tree)
     compared = FlowPlan(config).compared_models()
     if changed is not None and compared != (changed,):
@@ -389,10 +389,14 @@ def _judged_domains(tree: Mapping[str, Any]) -> list[str]:
     return judged if "math" not in judged else []
 
 
-def _rollouts(options: EvalOptions) -> dict[str, Any]:
+def _rollouts(given: TreadleConfig, options: EvalOptions) -> dict[str, Any]:
     sampling = _without_none({"temperature": options.temperature, "max_tokens": options.max_tokens})
+    samples = options.samples
+    if samples is None and options.best_of is not None:
+        # A configuration with more rollouts per question keeps them: the first ones are compared.
+        samples = max(options.best_of, given.rollouts.samples_per_question)
     keys = {
-        "samples_per_question": options.samples if options.samples is not None else options.best_of,
+        "samples_per_question": samples,
         "max_total_tokens": options.max_total_tokens,
         "max_cost": options.max_cost,
         "sampling": sampling or None,

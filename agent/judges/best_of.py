@@ -132,7 +132,9 @@ def read_choice(text: str, num_attempts: int) -> int | None:
     1 on (see `match_word`).
     """
     numbers = tuple(str(number) for number in range(1, num_attempts + 1))
-    found = match_word(final_block(text, "choice"), numbers)
+    inside = final_block(text, "choice").rpartition("</think>")[2]
+    # Marks around a word do not matter, but a sign is part of a number: -1 is no choice.
+    found = None if inside.strip().startswith("-") else match_word(inside, numbers)
     return None if found is None else int(found) - 1
 
 

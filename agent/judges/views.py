@@ -42,6 +42,8 @@ SEGMENT_COUNTS = (240, 80, 24)
 
 _BLANK = r"[\s\u200b-\u200d\u2060]*"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_OWN_NAMES = frozenset({"question", "gold", "predicted", "note", "final_answer"})
+"""Names of blocks that no segment writes."""
 _TAG = re.compile(rf"<(?={_BLANK}(?:/{_BLANK})?[A-Za-z_][^<>]*>)")
 
 
@@ -163,7 +165,7 @@ def _gold(answers: Sequence[str]) -> str:
 
 def _block_name(kind: str) -> str:
     """Return the name of a segment's block. Kinds of imported rollouts are untrusted too."""
-    return kind if _NAME.fullmatch(kind) else "other"
+    return kind if _NAME.fullmatch(kind) and kind not in _OWN_NAMES else "other"
 
 
 def _inside(segment: Segment) -> str:

@@ -27,6 +27,7 @@ SOURCE_FAULTS = {
     "unfinished": "the rollout did not end with its task, or was truncated",
     "unknown_verdict": "there is no verdict on the answer",
     "wrong_answer": "the answer is wrong",
+    "trimmed": "its context was trimmed, so that no request showed the whole of it",
     "messages": "the environment wrote messages between turns, or results of native calls",
     **ROW_FAULTS,
     **TEXT_FAULTS,
@@ -103,12 +104,15 @@ def _rollouts(
     trajectories, questions = Trajectories(inputs), QuestionReader(inputs["questions"])
     held_out = trajectories.held_out()
     dialects = {name: one.turn_dialect for name, one in settings.named_environments().items()}
-    for batches in trajectories.judged_batches(list(_COLUMNS)):
+    for batches in trajectories.judged_batches([*_COLUMNS, "samples"]):
         for batch in batches:
-            for row in batch.to_pylist():
+            counts = batch.column("samples").value_lengths().to_pylist()
+            for row, num_contexts in zip(batch.drop_columns(["samples"]).to_pylist(), counts, strict=True):
                 question = questions[row["question_key"]]
                 known = Task.from_row(question) if question is not None else Task(row["question_key"], "")
                 text, reason = "", _verdict_fault(row, held_out)
+                if not reason and num_contexts > 1:
+                    reason = "trimmed"
                 if not reason:
                     text, reason = _text_of(row, dialects[row["environment"]])
                 if not reason and question is None:

@@ -130,7 +130,7 @@ class Turns:
         system: Spans of the ids that the system wrote: results, messages and frames.
         results: Those of them that are tool results inside a turn.
         carried: Ids between the prompt and these, which a trim left of earlier turns; they have no loss.
-        is_last: Whether the trajectory ends here; otherwise the turn goes on in another row.
+        is_last: Whether the trajectory ends here; otherwise the turn continues in another row.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -216,7 +216,7 @@ class RowEncoder:
 
         Every id that the model wrote has a label, the end of its turns included; messages, frames and the prompt have
         none, and tool results have one only without `mask_results`. Of an appended end of turn, the ids up to the first
-        at which generation stops have a label. None is appended to a row whose turn goes on in another one.
+        at which generation stops have a label. None is appended to a row whose turn continues in another one.
         """
         if not turns.ids:
             names = ("num_tokens", "num_prompt_tokens", "num_result_tokens", "num_message_tokens", "num_target_tokens")

@@ -80,7 +80,7 @@ class PlanningSettings(EnvironmentSettings):
     """Most executed calls per rollout over all tools; none means that only the limits of each tool apply."""
     max_turns: int | None = Field(default=None, ge=1)
     """Most generation calls per rollout; none means 25 for `web` and `all`, else 8, as in training; AFM
-    answers with up to 36 in its evaluation on the web. Before the last one a notice says
+    evaluates with up to 36 on the web, and with up to 12 calls, so 13 turns, in code. Before the last one a notice says
     that only an answer is accepted; its calls are not run."""
     trim_reserve_tokens: CountsIfSet[int | None] = Field(default=None, ge=1)
     """Tokens of the model's window that a turn needs, as in AFM's 4,096: if fewer are left, plans, reflections, results

@@ -46,12 +46,14 @@ class _Totals:
 
     statuses: Counter[str] = field(default_factory=Counter)
     sums: Counter[str] = field(default_factory=Counter)
+    num_trimmed: int = 0
 
     def metrics(self) -> dict[str, int]:
-        """Return the number of rollouts, how they ended and how many calls they asked for."""
+        """Return the number of rollouts, how they ended, how many were trimmed and how many calls they asked for."""
         return {
             "num_rollouts": self.statuses.total(),
             **{f"status_{name}": count for name, count in sorted(self.statuses.items())},
+            **({"num_trimmed": self.num_trimmed} if self.num_trimmed else {}),
             "calls_requested": self.sums["calls_requested"],
         }
 
@@ -123,6 +125,7 @@ class RowWriter:
         self._has_text = self._has_text or _has_model_text(row)
         for totals in (self._all, self._by_environment.setdefault(row["environment"], _Totals())):
             totals.statuses[row["status"]] += 1
+            totals.num_trimmed += len(row["samples"]) > 1
             if not job.is_copy:  # The metrics count requests and calls, which were made once.
                 totals.sums.update({name: row[name] for name in _SUMMED})
         if not job.is_copy:

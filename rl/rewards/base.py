@@ -16,6 +16,7 @@ from pydantic import ConfigDict
 from treadle.agent.contract import Task
 from treadle.agent.dialects.base import Dialect, Segment
 from treadle.agent.dialects.tags import TagDialect, tokenise
+from treadle.core.answers.extraction import BY_CANDIDATE
 from treadle.core.answers.score import Score
 from treadle.core.registry import Entry
 
@@ -55,6 +56,11 @@ class GroupItem:
     num_turns: int = 1
     turn_rewards: tuple[float | None, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def gave_answer(self) -> bool:
+        """Whether it ended with its answer, or has a candidate that stands for it, as in evaluation."""
+        return self.status == ANSWERED or self.parts.get(BY_CANDIDATE, 0.0) > 0
 
     @classmethod
     def from_text(cls, text: str, *, status: str = ANSWERED, dialect: TagDialect, **counts: Any) -> GroupItem:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from treadle.core.answers.exact_match import Expected, is_exact_match
-from treadle.rl.rewards.base import ANSWERED, Reward, RewardGroup, RewardRule
+from treadle.rl.rewards.base import Reward, RewardGroup, RewardRule
 from treadle.rl.rewards.outcome import outcome_rewards
 
 
@@ -24,12 +24,12 @@ class EmReward(RewardRule):
     """What the gold answers are: ways to write one answer (`any`), or items of a list (`set`); see the scorer `em`."""
 
     def rewards(self, group: RewardGroup) -> list[Reward]:
-        """See `RewardRule`. A rollout that did not end with its answer gets 0."""
+        """See `RewardRule`. A rollout that gave no answer gets 0."""
         if not group.has_answers:
             return outcome_rewards(group)
         answers = group.task.answers
         matches = [
-            float(item.status == ANSWERED and is_exact_match(prediction, answers, self.expected))
+            float(item.gave_answer and is_exact_match(prediction, answers, self.expected))
             for item, prediction in zip(group.items, group.predictions, strict=True)
         ]
         return [Reward(match, {"em": match}) for match in matches]

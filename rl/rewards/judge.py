@@ -18,14 +18,13 @@ from typing import Any, ClassVar, TypeVar
 import orjson
 from pydantic import Field, PrivateAttr
 
-from treadle.core.answers.extraction import BY_CANDIDATE
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.seeds import derive_seed
 from treadle.core.steady_loop import SteadyLoop
 from treadle.core.untrusted.json_text import load_json
 from treadle.core.work_clock import timed_work
-from treadle.rl.rewards.base import ANSWERED, Reward, RewardGroup, RewardRule
+from treadle.rl.rewards.base import Reward, RewardGroup, RewardRule
 from treadle.rl.rewards.outcome import outcome_rewards
 from treadle.rl.rewards.verdict_store import VerdictStore
 
@@ -93,7 +92,7 @@ class JudgeReward(RewardRule):
         judge = self._judge
         assert judge is not None, "rules are used inside `open`"
         asked = [
-            prediction if item.status == ANSWERED or item.parts.get(BY_CANDIDATE, 0.0) > 0 else ""
+            prediction if item.gave_answer else ""
             for item, prediction in zip(group.items, group.predictions, strict=True)
         ]
         verdicts = judge.verdicts(group.task.user_message, group.task.answers, asked)

@@ -63,7 +63,7 @@ def _has_wandb_key() -> bool:
 
 def write_mlflow(run: Run, figures: Sequence[TrackedFigures]) -> None:
     """Add the figures to the MLflow run of this run, where MLFLOW_TRACKING_URI says."""
-    # MLflow 3 refuses folders unless told otherwise; whoever names one in MLFLOW_TRACKING_URI wants it.
+    # MLflow 3 refuses folders unless told otherwise; a folder in MLFLOW_TRACKING_URI is there on purpose.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]
 

@@ -194,7 +194,7 @@ async def test_right_rollouts_of_the_policy_are_rewritten(tmp_path: Path) -> Non
         ]
         return [*steps, ("think", "<think>ok</think>"), ("answer", "<answer>1</answer>")]
 
-    names = ["right", "wrong", "unknown", "cut", "heldout", "plan"]
+    names = ["right", "wrong", "unknown", "cut", "heldout", "plan", "trimmed"]
     questions = [
         question(name, ["1"]) | {"question": f"good {name}?", "split": "heldout" if name == "heldout" else "train"}
         for name in names
@@ -203,6 +203,7 @@ async def test_right_rollouts_of_the_policy_are_rewritten(tmp_path: Path) -> Non
     given = [
         rollout(f"r-{name}", name, parts("<plan>x" if name == "plan" else name), first_messages=begun) for name in names
     ]
+    given[-1]["samples"] *= 2
     given[3] |= {"status": "max_turns", "truncated": True}
     verdicts = {"wrong": False, "unknown": None}
     run = new_run(tmp_path / "run")
@@ -223,7 +224,7 @@ async def test_right_rollouts_of_the_policy_are_rewritten(tmp_path: Path) -> Non
     found = {one["source_key"]: one["reason"] for one in rows_of(run, record, "conversion")}
     assert found == {
         "r-right": "", "r-wrong": "wrong_answer", "r-unknown": "unknown_verdict", "r-cut": "unfinished",
-        "r-heldout": "held_out", "r-plan": "marker_in_result",
+        "r-heldout": "held_out", "r-plan": "marker_in_result", "r-trimmed": "trimmed",
     }  # fmt: skip
     trained = {
         one["operator"]: json.loads(one["messages"])[-1]["content"] for one in rows_of(run, sft_rows, "sft_rows")

@@ -53,11 +53,14 @@ class Model:
         self.tokenizer = tokenizer
         self.saw: list[Any] = []
         self.sampled: list[tuple[int, ...]] = []
+        self.asked: list[int] = []
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        self.asked.append(request.max_tokens)
         return self.reply(request.prompt, len(request.prompt))
 
     async def chat(self, messages: Sequence[Mapping[str, str]], sampling: Sampling, **_: Any) -> Completion:
+        self.asked.append(sampling.max_tokens)
         return self.reply(list(messages), sum(len(message["content"]) for message in messages) // 4)
 
     def reply(self, prompt: Any, num_tokens: int) -> Completion:

@@ -48,6 +48,11 @@ def test_sampled_tokens_stand_in_without_a_tokenizer() -> None:
     assert by_length([unknown, unknown]) == {} and response_quantiles([unknown]) == {}
 
 
+def test_rollouts_that_infrastructure_ended_are_not_short_responses() -> None:
+    lost, own = scored(tokens=0, status="failed"), scored(tokens=300)
+    assert by_length([lost, own]) == {} and response_quantiles([lost, own])["response_tokens:p25"] == 300
+
+
 def test_quantiles_are_figures_of_data_sets_and_not_of_averages() -> None:
     rollouts = [scored(tokens=tokens, question_key=f"q{tokens}") for tokens in range(1, 102)]
     rows = {

@@ -72,3 +72,12 @@ def test_questions_without_a_value_stay_visible() -> None:
 @pytest.mark.parametrize("meta", [{"Level": ["1"]}, {"Level": None}, {"info": "text"}, {}])
 def test_values_that_are_no_names_are_ignored(tmp_path: Path, meta: dict[str, Any]) -> None:
     assert groups_of({"a": meta}, tmp_path) == {}
+
+
+def test_levels_that_are_not_numbers_follow_numbers_in_any_order() -> None:
+    levels = ["nan", "10", "b", "9", "NaN"]
+    for given in (levels, levels[::-1]):
+        groups = {name: {"Level": name} for name in given}
+        rows = list(group_rows("m", [scored(question_key=name) for name in given], groups, SETTINGS))
+        (table,) = group_tables(rows)
+        assert [row[0] for row in table.rows] == ["9", "10", "NaN", "b", "nan"]

@@ -112,6 +112,9 @@ def test_judge_type_prompt_and_rubric(folder: Path) -> None:
     assert (picked.scores.best_of.model, picked.scores.best_of.attempts) == ("judge", 3)
     assert picked.rollouts.samples_per_question == 3
     assert evaluation("mine=w.csv", best_of=3, samples=8, **big).rollouts.samples_per_question == 8
+    Path("own.toml").write_text("rollouts.samples_per_question = 8\n")
+    asked = EvalOptions(model="m", endpoints=(URL,), benchmarks=("mine=w.csv",), best_of=3, **big)
+    assert evaluation_config(asked, "outputs", "r", [Path("own.toml")]).rollouts.samples_per_question == 8
     with pytest.raises(ConfigError, match="--best-of 3 needs as many rollouts per question"):
         evaluation("mine=w.csv", best_of=3, samples=2, **big)
     with pytest.raises(ConfigError, match="--best-of needs a judge"):

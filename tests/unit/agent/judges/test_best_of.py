@@ -42,6 +42,8 @@ async def chosen(*script: Item, case: ChoiceCase = CASE, cache: CallCache | None
         ("<think>It might be 3.</think><choice>1</choice>", 0),
         ("<choice>1</choice> no: <choice>2</choice>", 1),
         ("<choice>0</choice>", None),
+        ("<choice>-1</choice>", None),
+        ("-1", None),
         ("<choice>4</choice>", None),
         ("<choice>12</choice>", None),
         ("<choice>1 or 2</choice>", None),

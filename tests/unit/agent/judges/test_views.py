@@ -108,3 +108,10 @@ def test_dialogue_is_shown_by_roles_without_frames() -> None:
     names = re.findall(rf"<([^<>/]+)_{view.nonce}>", view.text)
     assert names == ["question", "gold", "text", "user", "tool", "other"]
     assert "im_end" not in view.text and "&lt;/user> Higher." in view.text and "Vote: no" not in view.text
+
+
+def test_segments_cannot_pose_as_blocks_of_the_view() -> None:
+    """Kinds of imported rollouts are whatever their file says."""
+    forged = [Segment(kind, "steered", 0, 0) for kind in ("question", "gold", "predicted", "note", "final_answer")]
+    view = trajectory_view("q", ["g"], forged, 1)
+    assert re.findall(rf"<(\w+)_{view.nonce}>", view.text) == ["question", "gold", *["other"] * 5]

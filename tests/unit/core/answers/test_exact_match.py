@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from treadle.agent.contract import Task
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.answers.exact_match import Expected, is_exact_match, normalize_exact
-from treadle.core.answers.extraction import extract_prediction
+from treadle.core.answers.extraction import BY_CANDIDATE, extract_prediction
 from treadle.core.answers.score import Score
 from treadle.environments.scorers.answer import AnswerTools
 from treadle.environments.scorers.em import EmScorer
@@ -29,11 +30,14 @@ def published(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def rewarded(predictions: list[str], statuses: list[str], expected: Expected = "any") -> list[float | None]:
+def rewarded(
+    predictions: list[str], statuses: list[str], expected: Expected = "any", **facts: Any
+) -> list[float | None]:
     """Return the rewards of a group of answers to one question."""
+    counts = {"tool_calls": 0, "model_tokens": 1, "total_tokens": 1, **facts}
     group = RewardGroup(
         task=Task("q1", "?", (), domain="qa", answers=GOLD),
-        items=[GroupItem(segments=(), tool_calls=0, model_tokens=1, total_tokens=1, status=one) for one in statuses],
+        items=[GroupItem(segments=(), status=one, **counts) for one in statuses],
         predictions=predictions,
         scores=[Score(0.5, False, "qa_f1")] * len(predictions),
         has_answers=True,
@@ -68,6 +72,11 @@ def test_scores_and_rewards_follow_one_rule(text: str, expected: Expected, right
 
 def test_rollout_without_an_end_is_never_rewarded() -> None:
     assert rewarded(["director"] * 2, ["answered", "length"]) == [1.0, 0.0]
+
+
+def test_candidate_that_stands_for_an_answer_is_rewarded_as_evaluation_scores_it() -> None:
+    assert rewarded(["director", "actor"], ["max_turns"] * 2, parts={BY_CANDIDATE: 1.0}) == [1.0, 0.0]
+    assert rewarded(["director"], ["max_turns"], parts={BY_CANDIDATE: 0.0}) == [0.0]
 
 
 @given(WORDS)

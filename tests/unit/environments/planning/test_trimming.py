@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.rollouts.rollout_bench import load
 from support.tables.trimmed_rollouts import ANSWER, PLAN, REFLECTION, Model, Search, asking, mixed, played
 
+from treadle.agent.contract import Task
 from treadle.agent.dialects.base import Segment
 from treadle.agent.token_ids import ORIGIN_SAMPLED
 from treadle.agent.trajectory import Trajectory, by_sample
@@ -153,6 +154,23 @@ def test_without_ids_requests_are_trimmed_by_estimates(over_chat: bool) -> None:
     assert all(sample.ids == [] == sample.prompt_ids for sample in made.samples)
     last = "".join(one["content"] for one in model.saw[-1]) if over_chat else model.saw[-1]
     assert "fact0" not in last and "fact7" in last and last.count("<plan>") == 1
+
+
+def test_long_results_leave_a_turn_its_reserve_over_chat_too() -> None:
+    """Until a service has counted a result, each of its characters may be a token."""
+    model = Model([*mixed(6, 1_500), ANSWER])
+    task = Task("q", "Who was it? " * 200)
+    made = played(model, 8_000, over_chat=True, reserve=1_000, task=task)
+    assert made.status == "answered" and len(made.samples) > 1
+    assert set(model.asked) == {1_000}
+
+
+def test_the_token_budget_counts_what_trims_left_out() -> None:
+    turns = [*mixed(16), ANSWER]
+    whole = played(Model(turns), 100_000, over_chat=True, max_trajectory_tokens=1_200, max_turns=20)
+    made = played(Model(turns), 700, over_chat=True, max_trajectory_tokens=1_200, max_turns=20)
+    assert (whole.status, made.status) == ("budget", "budget") and len(made.samples) > 2
+    assert abs(made.num_turns - whole.num_turns) <= 1
 
 
 def test_a_trimmed_conversation_has_no_two_messages_of_one_role_in_a_row() -> None:

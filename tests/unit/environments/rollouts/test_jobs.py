@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
+from treadle.agent.dialects.base import Segment
 from treadle.agent.jobs.keys import job_key, shared_digest
+from treadle.agent.trajectory import Trajectory
 from treadle.core.errors import DataError
+from treadle.core.runs.stage import WorkResult
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.rollouts.jobs import RolloutJob, rollout_jobs
+from treadle.environments.rollouts.rows import row_of
 from treadle.environments.rollouts.settings import RolloutsSettings, selected_environments
+from treadle.environments.rollouts.writing import RowWriter
 
 GUESS = "support.rollouts.dialogues:Guess"
 ROW: dict[str, Any] = {
@@ -97,3 +104,33 @@ def test_question_of_an_unknown_environment_is_refused() -> None:
     ):
         with pytest.raises(DataError, match=r"'guess', which this run does not have; there are default; add"):
             refused()
+
+
+class Journal:
+    """Journal of finished rollouts with these numbers of contexts."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        empty = row_of({}, Trajectory("answered", "x", [Segment("text", "x", 0, 0)], [], [], 1), "e", "")
+        samples = {"prompt_ids": [], "training_prompt_ids": None, "ids": [], "origins": [], "turn_starts": []}
+        self._rows = [empty | {"samples": [samples] * number} for number in numbers]
+
+    def is_finished(self, key: str) -> bool:
+        return True
+
+    def finished(self, key: str) -> bytes:
+        return orjson.dumps({"row": self._rows.pop(0), "telemetry": None})
+
+
+@pytest.mark.parametrize(("numbers", "num_trimmed"), [([1, 1, 1], None), ([1, 3, 2], 2)])
+def test_rollouts_with_trimmed_contexts_are_counted(numbers: list[int], num_trimmed: int | None) -> None:
+    asked = settings(options={"samples_per_question": 1})
+    context: Any = SimpleNamespace(
+        journal=Journal(numbers),
+        work_result=WorkResult(),
+        accept_failures=False,
+        address="1/rollouts@base",
+        write=lambda *_: None,
+        write_telemetry=lambda *_: None,
+    )
+    metrics = RowWriter(context, asked).write(jobs_of(asked, Table(QUESTIONS)))
+    assert (metrics["num_rollouts"], metrics.get("num_trimmed")) == (3, num_trimmed)
