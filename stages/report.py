@@ -56,5 +56,5 @@ def telemetry_rows(record: StageRecord, run: Run, kind: str) -> list[dict[str, A
 
     key = record.telemetry.get(kind)
     content = run.storage.get(key) if key is not None else None
-    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(content)).to_pylist() if content is not None else []
+    rows: list[dict[str, Any]] = pq.ParquetFile(io.BytesIO(content)).read().to_pylist() if content is not None else []
     return rows

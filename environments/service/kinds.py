@@ -103,7 +103,7 @@ class ServedKind:
             rows: list[dict[str, Any]] = await worker.ask({"op": "tasks", "split": split, "seed": seed})
             return rows
         finally:
-            worker.kill()
+            await worker.stop()
 
     def _note_cpu(self, spent_s: float) -> None:
         if spent_s > MAX_CPU_S and not self.needs_process:

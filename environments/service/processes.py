@@ -76,6 +76,13 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
+    async def stop(self) -> None:
+        """Kill the process, and wait until it no longer counts."""
+        self.kill()
+        # Only a call of the kernel that hangs makes this take longer; the process counts until it has ended.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), _KILLED_S)
+
     def _end(self) -> None:
         """Let go of an ended process."""
         self._loop.remove_reader(self._descriptor)
@@ -124,10 +131,7 @@ class ProcessInstance:
     async def kill(self) -> None:
         """See `Backend`."""
         if self._worker is not None:
-            self._worker.kill()
-            # Only a call of the kernel that hangs makes this take longer; the process counts until it has ended.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._worker.ended.wait(), _KILLED_S)
+            await self._worker.stop()
 
 
 class Template:

@@ -57,7 +57,7 @@ def test_model_is_evaluated_in_an_ordinary_run(desk: Desk, url: str) -> None:
     asked = command(url, "--max-questions", "3", *ONE_SANDBOX)
     done = desk.treadle(*asked).succeeded()
     table = [line.split() for line in done.out.splitlines() if line.startswith("treadle-tutor")]
-    assert [row[:2] for row in table] == [["treadle-tutor", "gsm8k"]] and "1.000" in table[0]
+    assert [row[:2] for row in table] == [["treadle-tutor", "gsm8k"]] * 2 and "1.000" in table[0]  # figures, then times
     assert "warning: treadle-tutor is prompted in ChatML" in done.err
     scores = desk.rows("r", "1/scores@treadle-tutor", "scores")
     assert len(scores) == 3 and all(row["correct"] for row in scores)

@@ -34,14 +34,18 @@ def marked(marker: int) -> list[Seen]:
 
 
 def guardians(host: int) -> list[Seen]:
-    """Return the guardians that a host process has started, whatever their parent is now."""
+    """Return the guardians that a host process has started, whatever their parent is now.
+
+    A child of a guardian that has not become its program yet has the guardian's command line, and is left out.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
             if any(word.endswith(b"guardian_worker.py") for word in words) and str(host).encode() in words:
                 found += [seen] if (seen := look(int(entry.name))) else []
-    return found
+    pids = {one.pid for one in found}
+    return [one for one in found if one.parent not in pids]
 
 
 def block_at_info(end: int) -> None:
