@@ -82,7 +82,7 @@ test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factor
 	@echo "make test-e2e: tests with real models on vLLM, LLaMA-Factory, TRL and verl; those that are missing are installed"
 	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
 
-parity: $(INSTALLED) ## FlashRAG's own retriever and the runner of BFCL beside ours (the first use installs them: 1.8 GB in the cache)
+parity: $(INSTALLED) ## FlashRAG's own retriever and the runner of BFCL next to ours (the first use installs them: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity
 
 interop: $(INSTALLED) ## llama.cpp's own server with the embedded model; the packages of W&B, MLflow and TensorBoard (the first use downloads 250 MB)

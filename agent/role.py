@@ -7,7 +7,7 @@ instead, and what its reply repeats of it is removed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -88,6 +88,28 @@ class RoleModel:
                 completion = replace(completion, text=completion.text + marker, stop_dropped=False)
             cache.append(unit, completion.to_json())
         return _reply(completion)
+
+    async def ask_first_fitting(
+        self,
+        forms: Iterable[Sequence[Mapping[str, Any]]],
+        *,
+        cache: CallCache,
+        unit: str,
+        seed: int,
+        session: str,
+        deadline: float,
+    ) -> Reply:
+        """Return the answer to the first of several forms of a prompt that fits into the window; see `ask`.
+
+        Raises ContextTooLong if none does.
+        """
+        failure = ContextTooLong("there is nothing to ask")
+        for messages in forms:
+            try:
+                return await self.ask(messages, cache=cache, unit=unit, seed=seed, session=session, deadline=deadline)
+            except ContextTooLong as error:
+                failure = error
+        raise failure
 
     async def _complete(
         self,

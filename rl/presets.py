@@ -1,6 +1,6 @@
 """Published settings of `[rl]`: GAP (arXiv 2510.25320) and Agent Foundation Models, AFM (arXiv 2508.13167).
 
-Each value says where it comes from: "script" is the launch script published with the paper, "paper" the article,
+Each value names its source: "script" is the launch script published with the paper, "paper" the article,
 "default" a default of the published trainer, and "here" a choice of Treadle. How rewards compare answers is a key of
 the rule; which questions and tools there are is in `configs/`.
 """

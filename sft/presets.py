@@ -1,6 +1,6 @@
 """Published settings of `[sft]`: GAP (arXiv 2510.25320) and Agent Foundation Models, AFM (arXiv 2508.13167).
 
-Each value says where it comes from: "script" is the launch script published with the paper, "paper" the article,
+Each value names its source: "script" is the launch script published with the paper, "paper" the article,
 "default" a default of LLaMA-Factory, and "here" a choice of Treadle. A batch is the product of the script's
 accumulation and GPUs.
 """

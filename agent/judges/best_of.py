@@ -102,20 +102,15 @@ class ChoiceJudge:
 
     async def _reply(self, case: ChoiceCase, order: Sequence[int], seed: int, cache: CallCache, number: int) -> Reply:
         """Return one reply, to the longest view that fits into the window; raise ContextTooLong if none does."""
-        failure = ContextTooLong("the case has no view")
-        for view in attempt_views(case.question, [case.attempts[place] for place in order], seed):
-            try:
-                return await self._model.ask(
-                    choice_messages(view, len(order)),
-                    cache=cache,
-                    unit=f"choice-{number}",
-                    seed=seed,
-                    session=case.session,
-                    deadline=case.deadline,
-                )
-            except ContextTooLong as error:
-                failure = error
-        raise failure
+        views = attempt_views(case.question, [case.attempts[place] for place in order], seed)
+        return await self._model.ask_first_fitting(
+            (choice_messages(view, len(order)) for view in views),
+            cache=cache,
+            unit=f"choice-{number}",
+            seed=seed,
+            session=case.session,
+            deadline=case.deadline,
+        )
 
 
 def shown_order(num_attempts: int, seed: int) -> list[int]:

@@ -96,20 +96,14 @@ class ModelJudge:
     async def _reply(self, case: Case, cache: CallCache, digest: str, number: int) -> Reply:
         """Return one reply, to the longest view that fits into the window; raise ContextTooLong if none does."""
         seed = derive_seed(case.seed, "verdict", digest, number)
-        failure = ContextTooLong("the case has no view")
-        for view in self._views(case, seed):
-            try:
-                return await self._model.ask(
-                    self._judge.checked_messages(view),
-                    cache=cache,
-                    unit=f"verdict-{digest}/ask-{number}",
-                    seed=seed,
-                    session=case.session,
-                    deadline=case.deadline,
-                )
-            except ContextTooLong as error:
-                failure = error
-        raise failure
+        return await self._model.ask_first_fitting(
+            (self._judge.checked_messages(view) for view in self._views(case, seed)),
+            cache=cache,
+            unit=f"verdict-{digest}/ask-{number}",
+            seed=seed,
+            session=case.session,
+            deadline=case.deadline,
+        )
 
     def _views(self, case: Case, seed: int) -> Iterator[View]:
         if self._judge.subject == "answer":

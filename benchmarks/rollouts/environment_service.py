@@ -6,7 +6,7 @@ Open loop: each of many instances with a process of its own, of an environment t
 at times spread over the second, whatever the earlier steps take. A step's latency counts from when it was due. What the
 service adds is that beyond a bare route of the same framework, which gets the same requests in the same run. Private
 memory is that of the process alone (Private_Clean + Private_Dirty of smaps_rollup). Closed loop: 32 steps in flight, as
-fast as they are answered, beside the bare route. Held: instances of `ledger` in the
+fast as they are answered, next to the bare route. Held: instances of `ledger` in the
 service's own process.
 """
 

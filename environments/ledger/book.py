@@ -117,7 +117,7 @@ def find_account(book: Book, holder: str) -> dict[str, Any]:
     for account in book.accounts.values():
         if account.holder == holder:
             return _account_facts(account)
-    raise CallError(f"nobody named {holder!r} has an account")
+    raise CallError(f"{holder!r} has no account")
 
 
 def get_account(book: Book, account: str) -> dict[str, Any]:
