@@ -12,11 +12,9 @@ import inspect
 import json
 import random
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
+
+from stand_ins import stand_in_for
 
 _STAND_INS = {"openai", "requests", "tqdm", "dotenv", "overrides", "numpy", "pandas", "bs4", "html2text", "serpapi"}
 KINDS = ("gold", "dropped", "changed", "added", "reordered", "malformed")
@@ -26,27 +24,7 @@ Turns = list[list[list[Call]]]
 """Calls per turn of the user and turn of the model."""
 
 
-class _StandIn(ModuleType):
-    __path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return (lambda function: function) if name in ("override", "final") else MagicMock()
-
-
-class _Finder(MetaPathFinder, Loader):
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        is_stand_in = name.partition(".")[0] in _STAND_INS or name == "bfcl_eval.constants.model_config"
-        return ModuleSpec(name, self, is_package=True) if is_stand_in else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None: ...
-
-
-sys.meta_path.insert(0, _Finder())
+stand_in_for(_STAND_INS)
 
 from bfcl_eval.constants.default_prompts import MAXIMUM_STEP_LIMIT  # noqa: E402
 from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING  # noqa: E402

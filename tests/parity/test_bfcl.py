@@ -28,6 +28,7 @@ from treadle.environments.registry import ENVIRONMENTS, environment_type
 from treadle.environments.types import EnvironmentRuntime, Resources
 
 SIDE = Path(__file__).with_name("bfcl_side.py")
+STAND_INS = Path(__file__).parents[1] / "support" / "bfcl"
 SETTINGS = ENVIRONMENTS.parse({"type": "bfcl"})
 DIALECT = FunctionsDialect()
 DONE = "Done."
@@ -37,7 +38,7 @@ DONE = "Done."
 def conversations(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     install("bfcl")
     folder = tmp_path_factory.mktemp("bfcl")
-    env = {**os.environ, "BFCL_PROJECT_ROOT": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "BFCL_PROJECT_ROOT": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(STAND_INS)}
     done = subprocess.run([python_of("bfcl"), SIDE], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     found: list[dict[str, Any]] = json.loads(done.stdout)

@@ -9,12 +9,10 @@ import ast
 import inspect
 import json
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
+
+from stand_ins import stand_in_for
 
 _STAND_INS = {
     "tenacity",
@@ -28,32 +26,7 @@ _STAND_INS = {
 _STAND_INS |= {"requests", "tqdm", "transformers", "dotenv"}
 
 
-class _StandIn(ModuleType):
-    __path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name == "EnforceOverrides":
-            return type(name, (), {})  # a base class
-        # Used as decorators.
-        return (lambda function: function) if name in ("override", "final") else MagicMock()
-
-
-class _Finder(MetaPathFinder, Loader):
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        is_stand_in = name.partition(".")[0] in _STAND_INS or name == "bfcl_eval.constants.model_config"
-        return ModuleSpec(name, self, is_package=True) if is_stand_in else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__name__ == "bfcl_eval.constants.model_config":
-            vars(module)["MODEL_CONFIG_MAPPING"] = {"scripted": MagicMock(underscore_to_dot=False)}
-
-
-sys.meta_path.insert(0, _Finder())
+stand_in_for(_STAND_INS)
 
 import bfcl_eval  # noqa: E402
 from bfcl_eval.constants.enums import Language  # noqa: E402
