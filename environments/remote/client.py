@@ -140,7 +140,8 @@ class ServiceClient:
             except Failure as failure:
                 if failure.kind == "refused":
                     raise ServiceRefused(f"{place}: {failure}") from None
-                error = ServiceUnavailable(f"{place}: {failure}")
+                hint = "; start the service, or correct its `url`" if failure.kind == "connect" else ""
+                error = ServiceUnavailable(f"{place}: {failure}{hint}")
                 may_repeat = repeats or failure.kind == "connect"
             else:
                 if status not in (429, 503):
