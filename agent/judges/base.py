@@ -85,14 +85,14 @@ class Judge(Entry):
     def messages(self, view: View) -> list[dict[str, str]]:
         """Return the messages that ask a model. `view.text` has the untrusted data in blocks, whose tags end in
         `view.nonce`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method messages(view)")
 
     def read(self, text: str) -> bool | Grade | None:
         """Return the verdict or the grade in a complete reply; None if it cannot be read.
 
         A judge gives either verdicts or grades.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method read(text)")
 
     def is_correct(self, grade: float) -> bool:
         """Return whether a grade counts as right."""

@@ -58,15 +58,15 @@ class TrainingEngine(Entry):
 
     def check(self, job: Mapping[str, Any], events: EventFile) -> None:
         """Check the job in the engine's process before training, and write the event `prepared`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method check(job, events)")
 
     def train(self, job: dict[str, Any], events: EventFile) -> None:
         """Train in the engine's process, from the state in `job["resume"]` if there is one."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method train(job, events)")
 
     def finish(self, job: Mapping[str, Any], events: EventFile) -> None:
         """Write the model's folder in the engine's process, and the event `greedy`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method finish(job, events)")
 
     @property
     def title(self) -> str:

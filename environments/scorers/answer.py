@@ -55,7 +55,7 @@ class AnswerScorer(Scorer):
 
     def rule(self, prediction: str, answers: Sequence[str], choices: Sequence[str], tools: AnswerTools) -> Score:
         """Return the verdict by the rule of the type."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method rule(prediction, answers, choices, tools)")
 
     def f1_legacy(self, prediction: str, answers: Sequence[str]) -> float:
         """Return token F1 as published for ET-Agent."""

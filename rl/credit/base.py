@@ -51,7 +51,7 @@ class CreditRule(Entry):
 
     def advantages(self, group: CreditGroup) -> Sequence[Advantage]:
         """Return the advantage of each item: a number, or one number for each of its `num_turns` turns."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method advantages(group)")
 
 
 def turn_advantages(rule: CreditRule, group: CreditGroup) -> list[list[float]]:
