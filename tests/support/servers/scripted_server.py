@@ -156,6 +156,7 @@ class ScriptedServer:
         self._function = script if callable(script) else None
         self._queue: list[Item] = [] if callable(script) else list(script)
         self._port = port
+        self._kept_port: socket.socket | None = None
         self._closing = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
@@ -184,6 +185,7 @@ class ScriptedServer:
         self._closing.set()
         if self._runner is not None:
             await self._runner.cleanup()
+        self._release_port()
 
     async def start_listening(self) -> None:
         """Listen (again, on the same port, after `stop_listening`)."""
@@ -193,16 +195,26 @@ class ScriptedServer:
         server = site._server
         assert isinstance(server, asyncio.Server)
         self._port = int(server.sockets[0].getsockname()[1])
+        self._release_port()
 
     async def stop_listening(self) -> None:
         """Refuse new connections, as a server that is down; open ones are dropped too."""
         assert self._runner is not None
         for site in list(self._runner.sites):
             await site.stop()
+        # Bound, so that no other process gets the port and answers on it.
+        self._kept_port = socket.socket()
+        self._kept_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept_port.bind(("127.0.0.1", self._port))
         if self._runner.server is not None:
             for connection in list(self._runner.server.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
+
+    def _release_port(self) -> None:
+        if self._kept_port is not None:
+            self._kept_port.close()
+            self._kept_port = None
 
     async def _models(self, request: web.Request) -> web.Response:
         while self._silent is not None and self._silent.is_set():
