@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationErro
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
+from typing_extensions import TypeAliasType
 
 from treadle.core.class_settings import attribute_docs
 from treadle.core.errors import ConfigError
@@ -337,6 +338,8 @@ def _step(annotation: Any, part: str) -> list[Any]:
 
 
 def _flatten(annotation: Any) -> list[Any]:
+    if isinstance(annotation, TypeAliasType):
+        return _flatten(annotation.__value__)
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return _flatten(typing.get_args(annotation)[0])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.core.errors import ConfigError
 from treadle.core.registry import Registry
@@ -115,5 +116,7 @@ ENVIRONMENTS = Registry(
 )
 """Types of environments."""
 
-AnyEnvironment = Annotated[SerializeAsAny[EnvironmentSettings], WrapValidator(ENVIRONMENTS.validate), ENVIRONMENTS]
+AnyEnvironment = TypeAliasType(
+    "AnyEnvironment", Annotated[SerializeAsAny[EnvironmentSettings], WrapValidator(ENVIRONMENTS.validate), ENVIRONMENTS]
+)
 """Settings of an environment of any type, validated by the section of the type that `type` names."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.core.engines.training_engine import TrainingEngine, require_engine
 from treadle.core.registry import Registry
@@ -49,5 +50,7 @@ RL_ENGINES = Registry(
 )
 """Engines of `rl`."""
 
-AnyRlEngine = Annotated[SerializeAsAny[RlEngine], WrapValidator(RL_ENGINES.validate), RL_ENGINES]
+AnyRlEngine = TypeAliasType(
+    "AnyRlEngine", Annotated[SerializeAsAny[RlEngine], WrapValidator(RL_ENGINES.validate), RL_ENGINES]
+)
 """Settings of an engine of any type; a text is its type."""

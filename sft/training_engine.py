@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.core.engines.config import Machine
 from treadle.core.engines.events import EventFile
@@ -79,5 +80,7 @@ SFT_ENGINES = Registry(
 )
 """Engines of `sft`."""
 
-AnySftEngine = Annotated[SerializeAsAny[SftEngine], WrapValidator(SFT_ENGINES.validate), SFT_ENGINES]
+AnySftEngine = TypeAliasType(
+    "AnySftEngine", Annotated[SerializeAsAny[SftEngine], WrapValidator(SFT_ENGINES.validate), SFT_ENGINES]
+)
 """Settings of an engine of any type; a text is its type."""

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from typing_extensions import TypeAliasType
 
 from treadle.agent.sandbox import system_calls
 from treadle.core.config import Section, is_growing, is_operational, is_revisable
@@ -103,6 +104,8 @@ def _sections(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, type[B
 
 def _models_in(annotation: Any, suffix: str = "", metadata: Sequence[Any] = ()) -> list[tuple[type[BaseModel], str]]:
     """Return the section types inside an annotation, each with the suffix between the key and the section's keys."""
+    if isinstance(annotation, TypeAliasType):
+        return _models_in(annotation.__value__, suffix)
     if registry := next((one for one in metadata if isinstance(one, Registry)), None):
         return _types_in(registry, suffix)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -159,6 +162,8 @@ def _default(value: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
+    if isinstance(annotation, TypeAliasType) and annotation is not JsonValue:
+        return _type(annotation.__value__)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return _type(arguments[0])

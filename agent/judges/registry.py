@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.agent.judges.base import Judge
 from treadle.core.registry import Registry
@@ -22,5 +23,5 @@ JUDGES = Registry(
 )
 """Judges of answers and trajectories."""
 
-AnyJudge = Annotated[SerializeAsAny[Judge], WrapValidator(JUDGES.validate), JUDGES]
+AnyJudge = TypeAliasType("AnyJudge", Annotated[SerializeAsAny[Judge], WrapValidator(JUDGES.validate), JUDGES])
 """Settings of a judge of any type."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, get_args
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.core.errors import ConfigError
 from treadle.core.registry import Registry
@@ -55,7 +56,7 @@ SCORERS = Registry(
 )
 """Types of scorers."""
 
-AnyScorer = Annotated[SerializeAsAny[Scorer], WrapValidator(SCORERS.validate), SCORERS]
+AnyScorer = TypeAliasType("AnyScorer", Annotated[SerializeAsAny[Scorer], WrapValidator(SCORERS.validate), SCORERS])
 """Settings of a scorer of any type."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.agent.tools.functions import settings_of
 from treadle.agent.tools.schema import ToolSchema
@@ -47,5 +48,5 @@ TOOLS = Registry(
 )
 """Types of tools."""
 
-AnyTool = Annotated[SerializeAsAny[ToolSettings], WrapValidator(TOOLS.validate), TOOLS]
+AnyTool = TypeAliasType("AnyTool", Annotated[SerializeAsAny[ToolSettings], WrapValidator(TOOLS.validate), TOOLS])
 """Settings of a tool of any type."""

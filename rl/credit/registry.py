@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.core.registry import Registry
 from treadle.rl.credit.base import CreditRule
@@ -20,7 +21,7 @@ CREDITS = Registry(
 )
 """Types of credit rules."""
 
-AnyCredit = Annotated[SerializeAsAny[CreditRule], WrapValidator(CREDITS.validate), CREDITS]
+AnyCredit = TypeAliasType("AnyCredit", Annotated[SerializeAsAny[CreditRule], WrapValidator(CREDITS.validate), CREDITS])
 """Settings of a credit rule of any type."""
 
 

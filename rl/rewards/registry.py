@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.core.registry import Registry
 from treadle.rl.rewards.base import RewardRule
@@ -25,5 +26,5 @@ REWARDS = Registry(
 )
 """Types of reward rules."""
 
-AnyReward = Annotated[SerializeAsAny[RewardRule], WrapValidator(REWARDS.validate), REWARDS]
+AnyReward = TypeAliasType("AnyReward", Annotated[SerializeAsAny[RewardRule], WrapValidator(REWARDS.validate), REWARDS])
 """Settings of a reward rule of any type."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, get_args
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.core.errors import ConfigError
 from treadle.core.registry import Registry
@@ -45,5 +46,5 @@ RECIPES = Registry(
 )
 """Recipes by name."""
 
-AnyRecipe = Annotated[SerializeAsAny[Recipe], WrapValidator(RECIPES.validate), RECIPES]
+AnyRecipe = TypeAliasType("AnyRecipe", Annotated[SerializeAsAny[Recipe], WrapValidator(RECIPES.validate), RECIPES])
 """Settings of a recipe of any type."""

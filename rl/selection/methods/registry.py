@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import SerializeAsAny, WrapValidator
+from typing_extensions import TypeAliasType
 
 from treadle.core.registry import Registry
 from treadle.rl.selection.methods.base import SelectionMethod
@@ -22,5 +23,7 @@ METHODS = Registry(
 )
 """Selection methods."""
 
-AnySelectionMethod = Annotated[SerializeAsAny[SelectionMethod], WrapValidator(METHODS.validate), METHODS]
+AnySelectionMethod = TypeAliasType(
+    "AnySelectionMethod", Annotated[SerializeAsAny[SelectionMethod], WrapValidator(METHODS.validate), METHODS]
+)
 """Settings of a selection method of any type."""

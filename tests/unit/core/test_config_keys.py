@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from pydantic.fields import FieldInfo
+from typing_extensions import TypeAliasType
 
 from treadle.agent.judges.registry import JUDGES
 from treadle.core.config import Section, _flatten, is_operational, load_config
@@ -241,7 +242,10 @@ class Key:
 
 def is_table(field: FieldInfo) -> bool:
     """Return whether a key is a section, whose own keys are tried."""
-    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    kind = field.annotation
+    if isinstance(kind, TypeAliasType):
+        kind = typing.get_args(kind.__value__)[0]
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def keys_of(section: Section, place: tuple[str | int, ...] = ()) -> Iterator[Key]:

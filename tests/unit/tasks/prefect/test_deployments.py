@@ -55,7 +55,7 @@ def test_form_has_the_keys_of_every_registered_environment(monkeypatch: pytest.M
     points = {"treadle.environments": {"guess": "support.rollouts.dialogues:Guess", "gone": "no_such_module:Gone"}}
     monkeypatch.setattr("treadle.core.registry.entry_point_places", lambda group: points.get(group, {}))
     schema = parameter_schema(flywheel.flywheel).model_dump_for_openapi()
-    types = schema["definitions"]["TreadleConfig"]["properties"]["environment"]["anyOf"]
+    types = schema["definitions"]["AnyEnvironment"]["anyOf"]
     assert [one["title"] for one in types] == [*SHIPPED, "guess", "class in a file or module", "type alone"]
     guess = types[len(SHIPPED)]
     top = guess["properties"]["top"]
