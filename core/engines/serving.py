@@ -36,8 +36,11 @@ HOST = "127.0.0.1"
 TUTOR_MODEL = "treadle-tutor"
 """Model name that the tutor serves."""
 _EMBEDDED_MODULE = "treadle.demo.embedded_model"
-_PARALLEL_OPTIONS = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"}
-"""Arguments of vLLM that set how several GPUs are used."""
+_PARALLEL_OPTIONS = {
+    "--distributed-executor-backend",
+    *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"),
+}
+"""Arguments of vLLM that set how several GPUs or processes are used."""
 _USUAL_START = {"cpu": "usually half a minute on CPU", "cuda": "usually one to three minutes"}
 
 
@@ -112,6 +115,8 @@ def vllm_arguments(settings: VllmServer, model: str, name: str, port: int, varia
         # A seeded request whose prompt is prefilled in chunks crashes vLLM 0.32's CPU engine ("CPU Generator does not
         # use offset"), so prompts are prefilled as a whole.
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, settings.max_model_len))]
+        # vLLM's scheduler, in a process of its own, would take a core to spin in while the model computes.
+        arguments += [] if _sets_parallelism(settings) else ["--distributed-executor-backend", "uni"]
     else:
         arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_share)]
         arguments += _parallel_arguments(settings)
@@ -140,8 +145,14 @@ def _number_type(settings: VllmServer, model: str, variant: str) -> str:
 
 def _parallel_arguments(settings: VllmServer) -> list[str]:
     """Return the arguments that spread one model over all its GPUs, unless `extra_args` set how."""
-    said = any(part.partition("=")[0] in _PARALLEL_OPTIONS for part in settings.extra_args)
-    return [] if said or len(settings.devices) < 2 else ["--tensor-parallel-size", str(len(settings.devices))]
+    if _sets_parallelism(settings) or len(settings.devices) < 2:
+        return []
+    return ["--tensor-parallel-size", str(len(settings.devices))]
+
+
+def _sets_parallelism(settings: VllmServer) -> bool:
+    """Return whether `extra_args` set how the model is spread over processes."""
+    return any(part.partition("=")[0] in _PARALLEL_OPTIONS for part in settings.extra_args)
 
 
 def embedded_folder(part: str, notify: Notify = quiet) -> Path:
@@ -198,8 +209,11 @@ def _vllm_command(
             "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gb),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(threads),
-            # Threads that spin at barriers wait for each other's time slices as soon as other processes need the cores.
-            "OMP_WAIT_POLICY": "passive",
+            # Some 0.1 ms: threads that spin longer at barriers wait for each other's time slices as soon as other
+            # processes need the cores, and those that sleep at once decode a third slower.
+            "GOMP_SPINCOUNT": "20000",
+            # Without this, vLLM replaces the backend `uni` by `mp`.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
     else:
         extra |= only_gpus(settings.devices)

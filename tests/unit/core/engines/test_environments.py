@@ -210,7 +210,11 @@ def test_cpu_build_prefills_whole_prompts_and_gpu_build_compiles() -> None:
     cpu = vllm_arguments(VllmServer(max_model_len=16384), "folder", "name", 8000, "cpu")
     assert "--no-enable-chunked-prefill" in cpu and "--enforce-eager" in cpu
     assert cpu[cpu.index("--max-num-batched-tokens") + 1] == "16384"
+    assert cpu[cpu.index("--distributed-executor-backend") + 1] == "uni"
+    two = vllm_arguments(VllmServer(extra_args=("-tp", "2")), "folder", "name", 8000, "cpu")
+    assert "--distributed-executor-backend" not in two
     cuda = vllm_arguments(VllmServer(extra_args=("--a", "b")), "folder", "name", 8000, "cuda")
+    assert "--distributed-executor-backend" not in cuda
     assert "--enforce-eager" not in cuda and "--no-enable-chunked-prefill" not in cuda and cuda[-2:] == ["--a", "b"]
     assert cpu[cpu.index("--generation-config") + 1] == "vllm" and cpu[cpu.index("--host") + 1] == "127.0.0.1"
 
