@@ -14,6 +14,7 @@ from typing_extensions import TypeAliasType
 from treadle.core.errors import ConfigError
 from treadle.core.registry import Registry
 from treadle.environments.custom.base import Environment
+from treadle.environments.custom.instance_class import InstanceClassType, is_instance_class
 from treadle.environments.custom.kind import CustomType
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
@@ -85,6 +86,8 @@ def _as_type(found: Any, name: str) -> EnvironmentType:
                 )
             _check_methods(found, name)
             return CustomType(found)
+        if is_instance_class(found):
+            return InstanceClassType(found)
         made = found() if isinstance(found, type) else found
     except ConfigError:
         raise

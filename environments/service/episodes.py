@@ -28,9 +28,10 @@ from treadle.agent.tools.schema import ToolSchema
 from treadle.core.chat_turns import well_formed
 from treadle.core.errors import ConfigError
 from treadle.core.seeds import derive_seed
+from treadle.environments.custom.instance_class import InstanceClassType
 from treadle.environments.registry import environment_type
 from treadle.environments.service.errors import RequestUnfit
-from treadle.environments.service.hosting import TaskRow
+from treadle.environments.service.hosting import EnvironmentHost, TaskRow
 from treadle.environments.service.wire import Action, ActionCall
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.types import EnvironmentRuntime, Resources
@@ -40,9 +41,13 @@ _SUCCESS_REWARD = 1.0
 
 
 @contextlib.asynccontextmanager
-async def open_host(settings: EnvironmentSettings) -> AsyncIterator[EpisodeHost]:
+async def open_host(settings: EnvironmentSettings) -> AsyncIterator[EnvironmentHost]:
     """Open an environment to be served. Raises ConfigError, ToolError and EndpointUnavailable."""
-    async with environment_type(settings).open(settings, Resources()) as runtime:
+    kind = environment_type(settings)
+    if isinstance(kind, InstanceClassType):
+        yield kind.host(settings)
+        return
+    async with kind.open(settings, Resources()) as runtime:
         yield EpisodeHost(settings, runtime)
 
 
@@ -64,8 +69,8 @@ class EpisodeHost:
     settings: EnvironmentSettings
     runtime: EnvironmentRuntime
 
-    async def tasks(self, split: str, seed: int) -> list[TaskRow]:
-        """See `EnvironmentHost`; a row's `question_key` is its id."""
+    async def tasks(self, split: str, seed: int, params: Mapping[str, Any]) -> list[TaskRow]:
+        """See `EnvironmentHost`; a row's `question_key` is its id. Episodes take no parameters."""
         rows = environment_type(self.settings).tasks(self.settings, split, seed)
         return [_task_row(row, self.settings.type) async for row in rows]
 
@@ -147,11 +152,11 @@ class EpisodeInstance:
         message = _one_message(turn, observation, given)
         return _state([message], await self._reward(observation, params), self._is_over, info)
 
-    async def evaluate(self, params: Mapping[str, Any]) -> float:
+    async def evaluate(self, messages: Mapping[str, Any], params: Mapping[str, Any]) -> float:
         """See `HeldInstance`; `params.sparse` asks for 1 if the task is solved, and else 0."""
         return _score(await self._outcome(), params, self._settings.type)
 
-    async def get_info(self, params: Mapping[str, Any]) -> str:
+    async def get_info(self, messages: Mapping[str, Any], params: Mapping[str, Any]) -> str:
         """See `HeldInstance`; one line of JSON per tool."""
         return "\n".join(orjson.dumps(schema.as_openai()).decode() for schema in self._schemas)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from treadle.agent.contract import Task
@@ -22,11 +22,11 @@ class HeldInstance(Protocol):
         """Act; return the next state. Raises RequestUnfit for an action that cannot be taken."""
         ...
 
-    async def evaluate(self, params: Mapping[str, Any]) -> float:
-        """Return how good the episode is, from 0 to 1."""
+    async def evaluate(self, messages: Mapping[str, Any], params: Mapping[str, Any]) -> float:
+        """Return how good the episode is, from 0 to 1; `messages` are those of the request."""
         ...
 
-    async def get_info(self, params: Mapping[str, Any]) -> Any:
+    async def get_info(self, messages: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
         """Return a description of the tools."""
         ...
 
@@ -38,8 +38,8 @@ class HeldInstance(Protocol):
 class EnvironmentHost(Protocol):
     """An open environment."""
 
-    async def tasks(self, split: str, seed: int) -> list[TaskRow]:
-        """Return the tasks of a split."""
+    async def tasks(self, split: str, seed: int, params: Mapping[str, Any]) -> Sequence[TaskRow]:
+        """Return the tasks of a split; `params` are the others of the request."""
         ...
 
     def instance(self, task: Task, instance_id: str) -> HeldInstance:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from treadle.environments.custom.instance_class import InstanceClassSettings
 from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.service.backends import MAX_CPU_S, Backend, LocalInstance
 from treadle.environments.service.episodes import check_servable, open_host
@@ -43,6 +44,8 @@ class ServedKind:
         check_servable(settings)
         self.name = name
         self.needs_process = runs_foreign_code(settings)
+        self._takes_any_task = isinstance(settings, InstanceClassSettings)
+        """Whether the environment alone knows which ids are tasks."""
         self._settings = settings
         self._template = Template(settings, on_count)
         self._host: EnvironmentHost | None = None
@@ -70,12 +73,16 @@ class ServedKind:
             return ProcessInstance(self._template, task, instance_id)
         return LocalInstance(self._host, task, instance_id, self._note_cpu)
 
-    async def task_ids(self, split: str, seed: int) -> Sequence[str]:
+    async def task_ids(self, split: str, seed: int, params: Mapping[str, Any]) -> Sequence[str]:
         """Return the ids of the tasks of a split. Raises what the environment raises, and what a process raises."""
+        if self._takes_any_task:
+            return [row["question_key"] for row in await self._rows(split, seed, params)]
         return list(await self._load(split, seed))
 
     async def task(self, task_id: str) -> TaskRow:
         """Return a task that was listed, or that a split has. Raises ServiceError for an unknown one, and as above."""
+        if self._takes_any_task:
+            return {"question_key": task_id, "question": "", "choices": (), "dataset": self.name, "domain": ""}
         for known in self._tasks.values():
             if task_id in known:
                 return known[task_id]
@@ -88,19 +95,20 @@ class ServedKind:
         async with self._listing:
             key = split, seed
             if key not in self._tasks:
-                rows = await self._rows(split, seed)
+                rows = await self._rows(split, seed, {})
                 self._tasks[key] = {row["question_key"]: row for row in rows}
             self._tasks.move_to_end(key)
             while len(self._tasks) > _KEPT_SETS:
                 self._tasks.popitem(last=False)
             return self._tasks[key]
 
-    async def _rows(self, split: str, seed: int) -> Sequence[TaskRow]:
+    async def _rows(self, split: str, seed: int, params: Mapping[str, Any]) -> Sequence[TaskRow]:
         if self._host is not None:
-            return await self._host.tasks(split, seed)
+            return await self._host.tasks(split, seed, params)
         worker = await self._template.fork()
         try:
-            rows: list[dict[str, Any]] = await worker.ask({"op": "tasks", "split": split, "seed": seed})
+            asked = {"op": "tasks", "split": split, "seed": seed, "params": params}
+            rows: list[dict[str, Any]] = await worker.ask(asked)
             return rows
         finally:
             await worker.stop()

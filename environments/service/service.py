@@ -82,7 +82,7 @@ class EnvironmentService:
         limit_s = self._limit(envelope)
         try:
             async with asyncio.timeout(limit_s):
-                return _data(await kind.task_ids(split, seed))
+                return _data(await kind.task_ids(split, seed, envelope.params))
         except TimeoutError:
             raise self._told(kind.name, _not_listed(limit_s)) from None
         except Exception as error:  # noqa: BLE001 - any error of the environment

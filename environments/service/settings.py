@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from pydantic import Field
 
@@ -46,10 +47,17 @@ def served_names(types: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for one in types:
-        name = one.rpartition("/")[2]
+        name = one.rstrip("/").rpartition("/")[2]
+        one = _class_in(Path(one)) or one
         if found.setdefault(name, one) != one:
             raise ConfigError(f"{found[name]} and {one} are both served as {name}; name them under [environments]")
     return found
+
+
+def _class_in(folder: Path) -> str | None:
+    """Return the place of a class that lies as AgentEvolver has them: class `NameEnv` in `name/name_env.py`."""
+    file = folder / f"{folder.name}_env.py"
+    return f"{file}:{folder.name.capitalize()}Env" if file.is_file() else None
 
 
 class EnvironmentServiceConfig(Section):

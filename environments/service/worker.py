@@ -64,7 +64,7 @@ class Worker:
             return None if self._instance is None else await self._instance.close()
         host = await self._opened()
         if op == "tasks":
-            return await host.tasks(request["split"], request["seed"])
+            return await host.tasks(request["split"], request["seed"], params)
         if op == "start":
             self._instance = host.instance(Task.from_row(request["task"]), request["instance_id"])
             return await self._instance.start(params)
@@ -84,8 +84,8 @@ async def act(instance: HeldInstance, op: str, messages: Mapping[str, Any], para
     if op == "step":
         return await instance.step(messages, params)
     if op == "evaluate":
-        return await instance.evaluate(params)
-    return await instance.get_info(params)
+        return await instance.evaluate(messages, params)
+    return await instance.get_info(messages, params)
 
 
 def end() -> None:
