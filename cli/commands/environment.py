@@ -38,8 +38,9 @@ def environment() -> None:
 def serve(types: tuple[str, ...], files: tuple[Path, ...], overrides: tuple[str, ...], **service: Any) -> None:
     """Serve environments of each TYPE, and those of --config, until SIGTERM or Ctrl-C.
 
-    A TYPE is a shipped one such as ledger, my_envs.py:Guess, package.module:Guess, or the name of an entry point;
-    callers send it, without its folder, as `env_type`. The routes are those of AgentEvolver's environment service, and
+    A TYPE is a shipped one such as ledger, my_envs.py:Guess, package.module:Guess, the name of an entry point, or a
+    folder such as environments/appworld with AppworldEnv in appworld_env.py; callers send it, without its folder, as
+    `env_type`. The routes are those of AgentEvolver's environment service, and
     /metrics, /instances and /docs. Types that are not shipped run in a process per instance.
     """
     from treadle.core.config import load_config
