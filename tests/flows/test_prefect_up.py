@@ -206,7 +206,7 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
     assert "required" not in schema and {"run_id", "config_file"} <= schema["properties"].keys()
     assert made["questions"]["parameter_openapi_schema"]["required"] == ["run_id", "instance"]
     assert "TreadleConfig" in schema["definitions"]
-    types = schema["definitions"]["TreadleConfig"]["properties"]["environment"]["anyOf"]
+    types = schema["definitions"]["AnyEnvironment"]["anyOf"]
     assert "search" in types[0]["properties"] and types[-2]["additionalProperties"]
 
 

@@ -98,8 +98,10 @@ def test_own_interpreter_has_every_build() -> None:
 
 def test_engine_may_be_a_text_or_a_table_in_forms() -> None:
     schema = TreadleConfig.model_json_schema()
-    for section, names in (("RlOptions", ["trl", "verl"]), ("SftOptions", ["llamafactory"])):
+    places = (("RlOptions", "AnyRlEngine", ["trl", "verl"]), ("SftOptions", "AnySftEngine", ["llamafactory"]))
+    for section, name, names in places:
         engine = schema["$defs"][section]["properties"]["engine"]
-        kinds = [one.get("title") for one in engine["anyOf"]]
+        assert engine["$ref"] == f"#/$defs/{name}"
+        kinds = [one.get("title") for one in schema["$defs"][name]["anyOf"]]
         assert kinds == [*names, "class in a file or module", "type alone"], json.dumps(engine)
         assert engine["default"] == names[0]
