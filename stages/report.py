@@ -56,5 +56,7 @@ def telemetry_rows(record: StageRecord, run: Run, kind: str) -> list[dict[str, A
 
     key = record.telemetry.get(kind)
     content = run.storage.get(key) if key is not None else None
-    rows: list[dict[str, Any]] = pq.ParquetFile(io.BytesIO(content)).read().to_pylist() if content is not None else []
+    if content is None:
+        return []
+    rows: list[dict[str, Any]] = pq.ParquetFile(io.BytesIO(content)).read(use_threads=False).to_pylist()
     return rows

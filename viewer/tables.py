@@ -45,7 +45,7 @@ def _read_log(storage: Storage, file: str, columns: tuple[str, ...]) -> pa.Table
     if content is None:
         return None
     try:
-        return pq.read_table(io.BytesIO(content), columns=list(columns))
+        return pq.ParquetFile(io.BytesIO(content)).read(columns=list(columns), use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise ArtifactError(f"{file} cannot be read: {error}") from error
 

@@ -238,7 +238,7 @@ class EarlierResult:
             try:
                 parquet = pq.ParquetFile(file, pre_buffer=False)
                 if is_current(TABLES[kind], parquet.schema_arrow):
-                    for batch in parquet.iter_batches():
+                    for batch in parquet.iter_batches(use_threads=False):
                         yield from batch.to_pylist()
             except pa.ArrowException as error:
                 _log.warning("%s cannot be read, so reused rows have no telemetry: %s", key, error)

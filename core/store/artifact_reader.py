@@ -57,8 +57,9 @@ class ArtifactReader:
                 self._check(entry, file)
                 parquet = pq.ParquetFile(file, pre_buffer=False)
                 for group in range(parquet.num_row_groups):
+                    # Without threads: one that still holds a Python file when the interpreter ends aborts the process.
                     # By group, because batches of several groups would hold all of them: rows can be large.
-                    yield from parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted)
+                    yield from parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False)
 
     def matching(
         self, column: str, test: Callable[[pa.Array], pa.Array], columns: Sequence[str] | None = None
@@ -75,7 +76,9 @@ class ArtifactReader:
             with self._parquet_errors(entry.name) as file:
                 if groups := self._row_groups_with(entry, file, column, test):
                     parquet = pq.ParquetFile(file, pre_buffer=False)
-                    for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted):
+                    for batch in parquet.iter_batches(
+                        _BATCH_ROWS, row_groups=groups, columns=wanted, use_threads=False
+                    ):
                         if (found := batch.filter(test(batch[column]))).num_rows:
                             yield found
 
@@ -115,7 +118,7 @@ class ArtifactReader:
             with self._parquet_errors(entry.name) as file:
                 parquet = pq.ParquetFile(file, pre_buffer=False)
                 for group in range(parquet.num_row_groups):
-                    yield (entry.name, group), parquet.read_row_group(group, columns=list(columns))
+                    yield (entry.name, group), parquet.read_row_group(group, columns=list(columns), use_threads=False)
 
     def row_group(self, place: tuple[str, int], columns: Sequence[str]) -> pa.Table:
         """Return chosen columns of one row group, hashing its file the first time."""
@@ -125,7 +128,9 @@ class ArtifactReader:
         entry = next(entry for entry in self.manifest.files if entry.name == name)
         with self._parquet_errors(name) as file:
             self._check(entry, file)
-            return pq.ParquetFile(file, pre_buffer=False).read_row_group(group, columns=list(columns))
+            return pq.ParquetFile(file, pre_buffer=False).read_row_group(
+                group, columns=list(columns), use_threads=False
+            )
 
     def _parts(self) -> Iterator[FileEntry]:
         return (entry for entry in self.manifest.files if entry.name.endswith(".parquet"))
@@ -177,5 +182,5 @@ def _passes(parquet: Any, row_group: int, column: str, test: Callable[[pa.Array]
     """Return whether any value of the column passes in a row group."""
     import pyarrow.compute as pc
 
-    values = parquet.read_row_group(row_group, columns=[column])[column]
+    values = parquet.read_row_group(row_group, columns=[column], use_threads=False)[column]
     return any(pc.any(test(chunk)).as_py() for chunk in values.chunks)

@@ -107,7 +107,7 @@ def check_rows(
 def first_prompt(path: Path, environments: Environments, codec: ChatTokenizer) -> list[int]:
     """Return the prompt ids of the first row; raise BadPlan if the file has no rows."""
     with pq.ParquetFile(path) as file:
-        batch = next(file.iter_batches(1), None)
+        batch = next(file.iter_batches(1, use_threads=False), None)
     if batch is None or not len(batch):
         raise BadPlan(f"{path} has no rows")
     return prompt_ids(Task.from_row(batch.to_pylist()[0]), environments, codec)

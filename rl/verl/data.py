@@ -53,7 +53,7 @@ def write_verl_rows(
     `split` is `train` or `valid`; `only_first` converts one row only. The file is written atomically. Returns the
     number of rows written.
     """
-    batches = pq.ParquetFile(source).iter_batches(1 if only_first else _BATCH)
+    batches = pq.ParquetFile(source).iter_batches(1 if only_first else _BATCH, use_threads=False)
     rows = _Rows(environments, split, phase)
     return _write(map(rows.converted, itertools.islice(batches, 1) if only_first else batches), target)
 

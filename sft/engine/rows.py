@@ -30,7 +30,7 @@ def save_rows(parquet: Path, folder: Path) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(unfinished, ignore_errors=True)
     with pq.ParquetFile(parquet) as file, ArrowWriter(path=str(arrow), features=features) as writer:
-        for batch in file.iter_batches(_ROWS_PER_BATCH, columns=["input_ids", "labels"]):
+        for batch in file.iter_batches(_ROWS_PER_BATCH, columns=["input_ids", "labels"], use_threads=False):
             writer.write_table(_with_mask(batch))
         num_rows, _ = writer.finalize()
     Dataset.from_file(str(arrow)).save_to_disk(str(unfinished))

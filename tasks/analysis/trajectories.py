@@ -184,6 +184,7 @@ def _measured(run: Run, record: StageRecord) -> Iterator[pa.RecordBatch]:
         return
     try:
         with run.storage.open(key) as file:
-            yield from pq.ParquetFile(file, pre_buffer=False).iter_batches(1_024, columns=list(_MEASURED))
+            parquet = pq.ParquetFile(file, pre_buffer=False)
+            yield from parquet.iter_batches(1_024, columns=list(_MEASURED), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{key} of run {run.run_id} cannot be read: {error}; delete it to go without") from error

@@ -189,5 +189,5 @@ def first_prompt(folder: VerlFolder, model: Path) -> list[int]:
     """Return the prompt ids of the first training row, as in a rollout."""
     import pyarrow.parquet as pq
 
-    batch = next(pq.ParquetFile(folder.path / "train.parquet").iter_batches(1, columns=["prompt"]))
+    batch = next(pq.ParquetFile(folder.path / "train.parquet").iter_batches(1, columns=["prompt"], use_threads=False))
     return ChatTokenizer.load(model).prompt_ids(batch["prompt"][0].as_py())
