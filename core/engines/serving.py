@@ -209,7 +209,7 @@ def _vllm_command(
             "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gb),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(threads),
-            # Some 0.1 ms: threads that spin longer at barriers wait for each other's time slices as soon as other
+            # A short while: threads that spin longer at barriers wait for each other's time slices as soon as other
             # processes need the cores, and those that sleep at once decode a third slower.
             "GOMP_SPINCOUNT": "20000",
             # Without this, vLLM replaces the backend `uni` by `mp`.

@@ -168,9 +168,10 @@ class ClassInstance:
                 f"{self._class.__name__}.{method} returned no state: a dict with a list of messages under `state`, and "
                 "`reward`, `is_terminated` and `info`"
             )
-        reward = state.get("reward") or 0.0
-        if isinstance(reward, str | list | dict):
-            raise TypeError(f"{self._class.__name__}.{method} returned the reward {reward!r:.60}, no number")
+        reward = state.get("reward", 0.0)
+        # JSON has no NaN: it is null by now, as is None.
+        if not isinstance(reward, int | float):
+            raise TypeError(f"{self._class.__name__}.{method} returned a reward that is no number")
         is_over = bool(state.get("is_terminated"))
         return state | {"reward": float(reward), "is_terminated": is_over, "info": state.get("info") or {}}
 

@@ -63,7 +63,7 @@ def read_tasks(path: Path, payloads: Payloads) -> list[Task]:
 
     Raises BadPlan if a payload is missing.
     """
-    return [payloads.added_to(Task.from_row(row)) for row in pq.read_table(path).to_pylist()]
+    return [payloads.added_to(Task.from_row(row)) for row in pq.read_table(path, use_threads=False).to_pylist()]
 
 
 class Payloads:
@@ -73,7 +73,7 @@ class Payloads:
         """Read a file of `treadle.rl.training.stored_rows.PAYLOAD_SCHEMA`; None if no episode reads payloads."""
         self._texts: dict[str, str] | None = None
         if path is not None:
-            columns = pq.read_table(path).to_pydict()
+            columns = pq.read_table(path, use_threads=False).to_pydict()
             self._texts = dict(zip(columns["question_key"], columns["payload"], strict=True))
 
     @classmethod

@@ -113,7 +113,7 @@ def _store_payloads(context: StageContext, folder: RlFolder) -> None:
     is_read: dict[str, bool] = {}
     for path in (folder.parquet, folder.validation):
         columns = ["question_key", "environment"]
-        for row in pq.read_table(path, columns=columns).to_pylist() if path.is_file() else ():
+        for row in pq.read_table(path, columns=columns, use_threads=False).to_pylist() if path.is_file() else ():
             environment = find_environment(environments, row["environment"])
             is_read[row["question_key"]] = by_scorers or traits_of(environment).reads_payload
     if not any(is_read.values()):

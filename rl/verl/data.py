@@ -65,7 +65,7 @@ def write_verl_steps(
 
     A row of several steps is written for each. Returns the number of rows written.
     """
-    table, rows = pq.read_table(source), _Rows(environments, "train", phase)
+    table, rows = pq.read_table(source, use_threads=False), _Rows(environments, "train", phase)
     batches = (pa.RecordBatch.from_pylist(table.take(step).to_pylist(), table.schema) for step in steps)
     return _write(map(rows.converted, batches), target)
 

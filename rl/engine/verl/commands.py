@@ -104,7 +104,7 @@ def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None
     files, rows = folder.files(job), Path(job["rows"])
     environments = job_environments(job)
     if plan.options.shares:
-        names = pq.read_table(rows, columns=["environment"])[0].to_pylist()
+        names = pq.read_table(rows, columns=["environment"], use_threads=False)[0].to_pylist()
         write_verl_steps(rows, files.rows, environments, plan.rows_of_steps(names), phase=plan.phase)
     else:
         write_verl_rows(rows, files.rows, environments, phase=plan.phase)

@@ -49,9 +49,10 @@ async def test_what_is_no_state_or_score_is_an_error(running: ServedProcess) -> 
     async with aiohttp.ClientSession() as session:
         client = StrictClient(session, running.url)
         await client.create("4", instance_id="b")
-        with pytest.raises(Refused) as refused:
-            await client.step("b", "nothing")
-        assert refused.value.code == "env_error"
+        for said in ("nothing", "nan"):
+            with pytest.raises(Refused) as refused:
+                await client.step("b", said)
+            assert refused.value.code == "env_error"
         await client.step("b", "count")
         with pytest.raises(Refused) as refused:
             await client.evaluate("b", params={"sparse": True})

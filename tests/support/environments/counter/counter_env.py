@@ -32,6 +32,8 @@ class CounterEnv(BaseEnv):
             time.sleep(300)
         if action["content"] == "nothing":
             return {}
+        if action["content"] == "nan":
+            return {"state": [{"role": "user", "content": ""}], "reward": float("nan")}
         self.value += self.by
         over = self.value >= self.goal
         message = {"role": "user", "content": str(self.value)}
