@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from treadle.agent.contract import Message
@@ -41,7 +42,7 @@ class PromptStrategy(Protocol):
         """
         ...
 
-    def trim(self, kept: Sequence[int]) -> None:
+    def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """Show only these segments from now on, and what follows; see `Transcript.trim`."""
         ...
 
@@ -106,9 +107,9 @@ class TokenIdPrompts(WrittenPrompts):
         """See `PromptStrategy`."""
         return segments_to_show(self._transcript, trimming, self._free_tokens(), lambda one: one.end - one.start)
 
-    def trim(self, kept: Sequence[int]) -> None:
+    def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """See `PromptStrategy`."""
-        self._transcript.trim(kept)
+        self._transcript.trim(kept, texts)
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
@@ -190,9 +191,9 @@ class TextPrompts(WrittenPrompts):
             return len(self._engine.renderer.encode(text))
         return estimate_tokens(len(text), self._server_tokens, self._server_chars)
 
-    def trim(self, kept: Sequence[int]) -> None:
+    def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """See `PromptStrategy`."""
-        self._transcript.trim(kept)
+        self._transcript.trim(kept, texts)
         num_chars = len(self._prompt) + len(self._transcript.shown_text)
         self._server_tokens = estimate_tokens(num_chars, self._server_tokens, self._server_chars)
         self._server_chars = num_chars

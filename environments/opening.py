@@ -56,7 +56,7 @@ def errors_named(name: str) -> Iterator[None]:
 
 def shown_messages(settings: EnvironmentSettings, task: Task) -> list[dict[str, str]]:
     """Return the messages before the first turn, or the task's text if only an episode knows them."""
-    return settings.first_messages(task) or [{"role": "user", "content": task.user_message}]
+    return settings.prompt_messages(task) or [{"role": "user", "content": task.user_message}]
 
 
 def limits_of(
@@ -73,6 +73,8 @@ def limits_of(
         max_model_len=max_model_len,
         max_trajectory_tokens=min(bounds, default=None),
         trimming=settings.trimming,
+        context=settings.managed_context.rule,
+        prompt_hint=settings.managed_context.prompt_hint,
     )
 
 
