@@ -28,7 +28,7 @@ from treadle.agent.contract import (
     Task,
     TurnEnd,
 )
-from treadle.agent.model_types import ModelBinding
+from treadle.agent.model_types import CompletionModel, ModelBinding
 from treadle.agent.native_chat_prompts import make_prompt_strategy
 from treadle.agent.prefix import Prefix
 from treadle.agent.role import RoleModel
@@ -66,6 +66,10 @@ class RolloutEngine(ModelBinding):
     """
 
     clipper: RoleModel | None = None
+
+    def with_turns_from(self, model: CompletionModel) -> RolloutEngine:
+        """Return the engine with another model for the turns; verdicts on contexts come from the same as before."""
+        return replace(self, model=model, clipper=self.clipper or own_clipper(self))
 
     async def roll_out(
         self,

@@ -66,6 +66,7 @@ class OpenEnvironment:
             rollout_time_s=self.settings.rollout_time_s,
             vocab_size=vocab_size,
             max_prompt_tokens=max_prompt_tokens,
+            max_samples=self.settings.managed_context.max_samples,
             membership=membership or BatchMembership(),
         )
 
