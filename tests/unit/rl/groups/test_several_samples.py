@@ -163,7 +163,7 @@ def test_updates_are_filled_to_one_length_and_no_sample_is_dropped(
 
 
 def check_shared(rows: list[SampleRow], groups: list[ScoredGroup]) -> None:
-    """Samples share their rollout's advantage, in whose group each rollout counts once, however many it has."""
+    """Check that samples share their rollout's advantage, and that each rollout counts once in its group."""
     left = iter(rows)
     for one in groups:
         values = [reward.reward for reward in one.rewards if reward.scored]
