@@ -94,6 +94,8 @@ class TokenIdPrompts(WrittenPrompts):
     def max_new_tokens(self) -> tuple[int, TokenLimit]:
         """See `PromptStrategy`."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
+        if len(self.prompt_ids) > limits.max_prompt_tokens:
+            return 0, "context_full"
         free, used = self._free_tokens(), len(self._transcript.ids)
         window = most if free is None else free
         budget = most if limits.max_trajectory_tokens is None else limits.max_trajectory_tokens - used

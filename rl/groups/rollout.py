@@ -155,7 +155,6 @@ class GroupRollouts:
         rollout_time_s: Time limit for the calls of one trajectory, including those shared with the one it branched
             from.
         vocab_size: Vocabulary size of the policy; entropies are in units of its logarithm.
-        max_prompt_tokens: Maximum length of a first prompt that can be trained on.
         max_samples: Most samples of a trajectory that are trained on; None for all.
         membership: Shared with the `BatchedModel`, if the policy is one.
     """
@@ -165,7 +164,6 @@ class GroupRollouts:
     branching: Branching
     rollout_time_s: float
     vocab_size: int
-    max_prompt_tokens: float = math.inf
     max_samples: int | None = None
     membership: BatchMembership = field(default_factory=BatchMembership)
 
@@ -348,18 +346,19 @@ class _GroupRun:
 
     async def trajectories(self) -> list[GroupTrajectory]:
         """Return all trajectories; call it when all sessions have ended, before their episodes are closed."""
-        return [await self._trajectory(session) for session in self._sessions]
+        made = [await self._trajectory(session) for session in self._sessions]
+        if lost := sum(one.is_lost for one in (_item_of(trajectory) for trajectory in made)):
+            _log.warning(
+                "task %s: the prompts of %d rollouts are too long for a turn, so they have no reward; raise "
+                "rl.max_prompt_tokens, or leave the task out",
+                self._job.question.key,
+                lost,
+            )
+        return made
 
     async def _trajectory(self, session: GroupSession) -> GroupTrajectory:
         trajectory = await session.rollout.finish()
-        limits = self._rollouts.engine.limits
-        samples = group_samples(trajectory, session.recorder, limits.max_trajectory_tokens, self._rollouts.max_samples)
-        prompt_ids = samples[0].prompt_ids
-        if len(prompt_ids) > self._rollouts.max_prompt_tokens:
-            raise EngineError(
-                f"task {self._job.question.key} begins with {len(prompt_ids):,} tokens, more than "
-                f"rl.max_prompt_tokens = {self._rollouts.max_prompt_tokens}; raise it, or leave the task out"
-            )
+        samples = group_samples(trajectory, session.recorder, self._rollouts.engine.limits, self._rollouts.max_samples)
         return GroupTrajectory(
             session=session.number,
             samples=samples,

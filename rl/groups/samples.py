@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+from treadle.agent.model_types import RolloutLimits
 from treadle.agent.token_ids import ORIGIN_SAMPLED
 from treadle.agent.trajectory import Sample, Trajectory
 from treadle.rl.groups.session import Recorder
@@ -32,13 +34,15 @@ class GroupSample:
 
 
 def group_samples(
-    trajectory: Trajectory, recorder: Recorder, max_tokens: int | None, max_samples: int | None
+    trajectory: Trajectory, recorder: Recorder, limits: RolloutLimits, max_samples: int | None
 ) -> tuple[GroupSample, ...]:
-    """Return the samples of a trajectory, each with at most `max_tokens` ids after its prompt.
+    """Return the samples of a trajectory, each within the limits of its rollout.
 
     Of several, each ends with the last id that the model sampled. At most `max_samples` are trained on.
     """
-    samples, found = trajectory.samples, []
+    samples, found, max_tokens = trajectory.samples, [], limits.max_trajectory_tokens
+    # Only a prompt that left no room for a turn is longer.
+    most = None if math.isinf(limits.max_prompt_tokens) or samples[0].ids else int(limits.max_prompt_tokens)
     several = len(samples) > 1
     logprobs = recorder.logprobs_by_turn(samples) if several else [_whole(recorder, samples[0])]
     for sample, values in zip(samples, logprobs, strict=True):
@@ -46,7 +50,7 @@ def group_samples(
         kept = slice(end if max_tokens is None else min(end, max_tokens))
         found.append(
             GroupSample(
-                prompt_ids=sample.prompt_ids_for_training,
+                prompt_ids=sample.prompt_ids_for_training[:most],
                 completion_ids=sample.ids[kept],
                 env_mask=[int(origin == ORIGIN_SAMPLED) for origin in sample.origins[kept]],
                 logprobs=values[kept],

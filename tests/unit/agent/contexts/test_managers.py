@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 from collections.abc import Callable, Sequence
@@ -88,6 +89,37 @@ async def test_each_call_sees_no_earlier_thoughts_and_a_hint_in_the_last_message
         assert "thought" not in shown and shown.count("I say") == turn
         assert shown.count("Think first.") == (1 if turn == 0 else 2)
     assert "Lower.\n\nThink first." in model.shown(3) and "Higher.\n\n" not in model.shown(3)
+
+
+@pytest.mark.covers("service-17", "service-19")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("context", [None, THINKING], ids=["linear", "linear_think"])
+async def test_the_loss_mask_has_the_sampled_ids_and_each_turn_its_number(
+    name: str, context: dict[str, str] | None
+) -> None:
+    tokenizer = load(name)
+    model = Model(tokenizer, TURNS[1:])
+    made = await play(Guess, model, tokenizer, TASK, context=context)
+    assert made.num_turns == 3
+    check_exact(made, model)
+    trained: list[list[int]] = [[], [], []]
+    first = 0
+    for sample in made.samples:
+        steps = turn_numbers(sample.turn_starts, sample.origins)
+        assert max(steps) + 1 == len(sample.turn_starts)
+        for id_, step, origin in zip(sample.ids, steps, sample.origins, strict=True):
+            assert (step >= 0) == (origin == ORIGIN_SAMPLED)
+            if step >= 0:
+                trained[first + step].append(id_)
+        first += len(sample.turn_starts)
+    assert [tuple(ids) for ids in trained] == model.sampled, "the server's ids, bit for bit, the end of each turn too"
+    assert all(ids[-1] == tokenizer.turn_end_ids[0] for ids in trained)
+
+
+def turn_numbers(turn_starts: Sequence[int], origins: Sequence[int]) -> list[int]:
+    """Return the number of the turn that sampled each id, -1 for ids that were not sampled."""
+    turns = [bisect.bisect_right(turn_starts, place) - 1 for place in range(len(origins))]
+    return [turn if origin == ORIGIN_SAMPLED else -1 for turn, origin in zip(turns, origins, strict=True)]
 
 
 @pytest.mark.parametrize("name", MODELS)
