@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from treadle.agent.contexts.clipping import CLIPPER
 from treadle.agent.contexts.settings import ContextSettings
 from treadle.agent.contract import Task
 from treadle.agent.dialects.base import Dialect
@@ -159,7 +160,10 @@ class EnvironmentSettings(Entry):
     @property
     def role_models(self) -> dict[str, EnvironmentRole]:
         """Model and sampling of each role that episodes ask."""
-        return {name: self.roles.get(name, EnvironmentRole(model=name)) for name in self.role_names}
+        found = {name: self.roles.get(name, EnvironmentRole(model=name)) for name in self.role_names}
+        if self.managed_context.asks_for_verdicts and CLIPPER in self.roles:
+            found[CLIPPER] = self.roles[CLIPPER]
+        return found
 
     @property
     def summarizer_key(self) -> str:

@@ -19,7 +19,8 @@ class ContextSettings(Section):
     manager: Literal["linear", "linear_think", "context_selfclip"] = "linear"
     """`linear`: append-only, one token sequence per rollout unless contexts are trimmed. `linear_think`: each call of
     the model sees no earlier thoughts, and a hint to think; each is a sample of its own. `context_selfclip`: past
-    `clip_tokens`, the model says once per rollout which messages to keep, remove or compress."""
+    `clip_tokens`, a model says once per rollout which messages to keep, remove or compress: `roles.clipper` of the
+    environment, else the policy itself."""
     think_hint: str = THINK_HINT
     """Text that `linear_think` adds to the first message of the user and to the last message before each call."""
     max_samples: int | None = Field(default=None, ge=1)
@@ -42,6 +43,11 @@ class ContextSettings(Section):
         if self.manager == "linear_think":
             return LinearThink(self.think_hint)
         return SelfClip(self.clip_tokens) if self.manager == "context_selfclip" else None
+
+    @property
+    def asks_for_verdicts(self) -> bool:
+        """Whether a model decides what a context keeps."""
+        return self.manager == "context_selfclip"
 
     @property
     def prompt_hint(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from treadle.agent.contexts.clipping import CLIPPER
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
@@ -55,9 +56,9 @@ def _check(address: Address, environment: EnvironmentSettings, options: RlOption
         )
     if environment.has_several_contexts:
         _check_several_contexts(address, environment, options)
-    if traits.roles:
+    if asked := [*traits.roles, *(role for role in (CLIPPER,) if role in environment.role_models)]:
         raise ConfigError(
-            f"{address}: episodes of {name} ask other models ({', '.join(traits.roles)}), which cannot be reached "
+            f"{address}: episodes of {name} ask other models ({', '.join(asked)}), which cannot be reached "
             "during training; leave rl out of flow.stages"
         )
 
