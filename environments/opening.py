@@ -74,8 +74,8 @@ def limits_of(
         max_model_len=max_model_len,
         max_trajectory_tokens=min(bounds, default=None),
         trimming=settings.trimming,
-        context=settings.managed_context.rule,
-        prompt_hint=settings.managed_context.prompt_hint,
+        context=settings.context.rule,
+        prompt_hint=settings.context.prompt_hint,
     )
 
 
@@ -97,7 +97,7 @@ def engine_of(
     engine = session.engine(settings.turn_dialect, limits, sampling, role=role)
     if limits.context is not None and engine.chat is not None and isinstance(engine.dialect, FunctionsDialect):
         raise ConfigError(
-            f'environment.context.manager = "{settings.managed_context.manager}" needs requests that show a part of '
+            f'environment.context.manager = "{settings.context.manager}" needs requests that show a part of '
             f"the conversation, but models.{session.name} gets native calls as messages, each with its result; use "
             '"linear", or a model that completes prompts'
         )

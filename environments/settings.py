@@ -79,15 +79,14 @@ class EnvironmentSettings(Entry):
     rollout_time_s: float = Field(default=1200.0, gt=0)
     """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
     `timeout`. In reinforcement learning only the time of programs counts."""
-    context: CountsIfSet[ContextSettings | None] = None
-    """How the context of a rollout is managed; none means `manager = "linear"`."""
+    context: CountsIfSet[ContextSettings] = ContextSettings()
+    """How the context of a rollout is managed."""
 
     @model_validator(mode="after")
     def _check_context(self) -> Self:
-        if self.reserve_tokens is not None and self.managed_context.rule is not None:
+        if self.reserve_tokens is not None and self.context.rule is not None:
             raise ValueError(
-                f'context.manager = "{self.managed_context.manager}" cannot be combined with trim_reserve_tokens; '
-                "leave one out"
+                f'context.manager = "{self.context.manager}" cannot be combined with trim_reserve_tokens; leave one out'
             )
         return self
 
@@ -106,18 +105,13 @@ class EnvironmentSettings(Entry):
         return FreeDialect()
 
     @property
-    def managed_context(self) -> ContextSettings:
-        """How the context is managed."""
-        return self.context or ContextSettings()
-
-    @property
     def has_several_contexts(self) -> bool:
         """Whether a rollout may consist of several token sequences."""
-        return self.reserve_tokens is not None or self.managed_context.rule is not None
+        return self.reserve_tokens is not None or self.context.rule is not None
 
     def prompt_messages(self, task: Task) -> list[dict[str, str]] | None:
         """Return `first_messages` with the hint of the context's manager."""
-        messages, hint = self.first_messages(task), self.managed_context.prompt_hint
+        messages, hint = self.first_messages(task), self.context.prompt_hint
         if not messages or not hint:
             return messages
         *others, last = messages
@@ -161,7 +155,7 @@ class EnvironmentSettings(Entry):
     def role_models(self) -> dict[str, EnvironmentRole]:
         """Model and sampling of each role that episodes ask."""
         found = {name: self.roles.get(name, EnvironmentRole(model=name)) for name in self.role_names}
-        if self.managed_context.asks_for_verdicts and CLIPPER in self.roles:
+        if self.context.asks_for_verdicts and CLIPPER in self.roles:
             found[CLIPPER] = self.roles[CLIPPER]
         return found
 

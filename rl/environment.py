@@ -69,7 +69,7 @@ class OpenEnvironment:
             branching=branching,
             rollout_time_s=self.settings.rollout_time_s,
             vocab_size=vocab_size,
-            max_samples=self.settings.managed_context.max_samples,
+            max_samples=self.settings.context.max_samples,
             membership=membership or BatchMembership(),
         )
 

@@ -65,7 +65,7 @@ def _check(address: Address, environment: EnvironmentSettings, options: RlOption
 
 def _check_several_contexts(address: Address, environment: EnvironmentSettings, options: RlOptions) -> None:
     """Raise ConfigError if rollouts with several token sequences cannot be trained on."""
-    manager = environment.managed_context.manager
+    manager = environment.context.manager
     key = f'context.manager = "{manager}"' if environment.reserve_tokens is None else "trim_reserve_tokens"
     why = ""
     if not options.engine.trains_several_samples:

@@ -93,10 +93,8 @@ async def test_each_call_sees_no_earlier_thoughts_and_a_hint_in_the_last_message
 
 @pytest.mark.covers("service-17", "service-19")
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("context", [None, THINKING], ids=["linear", "linear_think"])
-async def test_the_loss_mask_has_the_sampled_ids_and_each_turn_its_number(
-    name: str, context: dict[str, str] | None
-) -> None:
+@pytest.mark.parametrize("context", [{}, THINKING], ids=["linear", "linear_think"])
+async def test_the_loss_mask_has_the_sampled_ids_and_each_turn_its_number(name: str, context: dict[str, str]) -> None:
     tokenizer = load(name)
     model = Model(tokenizer, TURNS[1:])
     made = await play(Guess, model, tokenizer, TASK, context=context)
