@@ -83,6 +83,25 @@ def test_reinforcement_refuses_rollouts_with_several_contexts() -> None:
     )
 
 
+def test_pools_with_edits_refuse_trajectories_of_several_contexts() -> None:
+    off = {"enabled": False}
+    environment = {"context": {"manager": "linear_think"}, "search": off}
+    address = Address.parse("1/pools")
+    with pytest.raises(ConfigError, match=r'continue trajectories of one context.*pools.operators = \["rerollout"\]'):
+        instance(config(environment=environment), address)
+    instance(config(environment=environment, pools={"operators": ["rerollout"]}), address)
+
+
+def test_reinforcement_refuses_a_helper_that_gives_verdicts() -> None:
+    roles = {"clipper": {"model": "base"}}
+    off = {"enabled": False}
+    clipped = {"context": {"manager": "context_selfclip"}, "roles": roles, "search": off}
+    rl, address = {"start": "embedded", "engine": "trl"}, Address.parse("1/rl@phase-1")
+    with pytest.raises(ConfigError, match=r"ask other models \(clipper\)"):
+        instance(config(environment=clipped, rl=rl), address)
+    instance(config(environment={"roles": roles, "search": off}, rl=rl), address)
+
+
 def test_run_index_comes_from_its_search_tool(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     search = {"corpus": [str(tmp_path / "corpus.jsonl")], "chunk_words": 50, "top_n": 2}
