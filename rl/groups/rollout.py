@@ -94,6 +94,11 @@ class GroupTrajectory:
         return [mask for one in self.samples for mask in one.env_mask]
 
     @property
+    def total_tokens(self) -> int:
+        """Number of tokens after the first prompt, tool results included."""
+        return len(self.completion_ids) if len(self.samples) == 1 else self.trajectory.num_output_tokens
+
+    @property
     def logprobs(self) -> list[float]:
         """Log-probability of each of these at sampling; 0.0 if the mask is 0 or the value is unknown."""
         return [value for one in self.samples for value in one.logprobs]
@@ -136,7 +141,7 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
         tool_failures=ledger.failed.total(),
         web_misses=sum(NOT_ON_RECORD in call.note for call in made.trajectory.calls),
         model_tokens=sum(made.env_mask),
-        total_tokens=len(made.completion_ids),
+        total_tokens=made.total_tokens,
         status=made.trajectory.status,
         num_turns=len(made.turn_starts),
         turn_rewards=tuple(made.trajectory.turn_rewards),

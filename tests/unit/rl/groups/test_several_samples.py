@@ -67,6 +67,7 @@ async def test_samples_hold_what_the_model_saw_and_the_sampled_logprobs(context:
                 ]
                 assert trained == [-1.0 - place for place in range(len(trained))] and trained
         assert len(made.samples) == 1 or made.samples[0].env_mask[-1] == 1
+        assert item.total_tokens == sum(len(sample.ids) for sample in made.trajectory.samples)
 
 
 async def test_groups_whose_rollouts_have_several_contexts_do_not_branch() -> None:
