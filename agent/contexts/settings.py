@@ -24,7 +24,7 @@ class ContextSettings(Section):
     think_hint: str = THINK_HINT
     """Text that `linear_think` adds to the first message of the user and to the last message before each call."""
     max_samples: int | None = Field(default=None, ge=1)
-    """Most samples of a rollout that are trained on, spread evenly over it, the last one included; none means all."""
+    """Most samples of a rollout that reinforcement trains on, spread evenly over it, with the last; none means all."""
     clip_tokens: int = Field(default=8192, ge=1)
     """Tokens after the prompt above which `context_selfclip` asks for its verdict."""
 
