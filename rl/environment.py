@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from treadle.agent.jobs.wall_limit import DEFAULT_WALL_LIMIT_S
 from treadle.agent.model_types import ChatCodec, CompletionModel
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.llm.config import Sampling
@@ -57,6 +58,7 @@ class OpenEnvironment:
         vocab_size: int,
         max_prompt_tokens: float = math.inf,
         membership: BatchMembership | None = None,
+        wall_limit_s: float = DEFAULT_WALL_LIMIT_S,
     ) -> GroupRollouts:
         """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any."""
         return GroupRollouts(
@@ -67,6 +69,7 @@ class OpenEnvironment:
             vocab_size=vocab_size,
             max_prompt_tokens=max_prompt_tokens,
             membership=membership or BatchMembership(),
+            wall_limit_s=wall_limit_s,
         )
 
 

@@ -58,6 +58,11 @@ class GroupItem:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def was_played(self) -> bool:
+        """False if infrastructure lost it, or if its prompt left no room for a turn; then it has no reward."""
+        return self.status != FAILED and not (self.status == "context_full" and not self.num_turns)
+
+    @property
     def gave_answer(self) -> bool:
         """Whether it ended with its answer, or has a candidate that stands for it, as in evaluation."""
         return self.status == ANSWERED or self.parts.get(BY_CANDIDATE, 0.0) > 0
@@ -123,6 +128,8 @@ class RewardRule(Entry):
 
     PARTS: ClassVar[Mapping[str, str]] = {}
     """Name -> description of the parts of a reward, the most telling ones first: curves show the first that change."""
+    COMPARES_GROUP: ClassVar[bool] = True
+    """Whether the reward of an item depends on other items of its group; False allows over-sampling."""
 
     type: str = "efficiency"
     """Type of the rule: `efficiency`, `outcome`, `em`, `planning`, `judge`, `my_file.py:Class` for a class in a file

@@ -24,9 +24,10 @@ from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.engine.verl.served_model import VerlModel
 from treadle.rl.environment import OpenEnvironment, open_environments
+from treadle.rl.groups.attempts import require_groups
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.dump import rollout_row
-from treadle.rl.groups.rollout import Group, GroupJob, GroupTrajectory, require_groups
+from treadle.rl.groups.group import Group, GroupJob, GroupTrajectory
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
 
@@ -106,11 +107,19 @@ class LoopHost:
         )
         branching = Branching(size) if sample.validates else options.branching
         rollouts = environment.groups(
-            engine, branching, vocab_size=self._vocab_size, max_prompt_tokens=options.max_prompt_tokens
+            engine,
+            branching,
+            vocab_size=self._vocab_size,
+            max_prompt_tokens=options.max_prompt_tokens,
+            wall_limit_s=options.wall_limit_s,
         )
         seed = derive_seed(self._plan.seed, sample.split, sample.step, sample.index)
         task = self._payloads.added_to(sample.question)
-        (group,) = await require_groups(rollouts, [GroupJob(sample.group_id, task, size, seed)])
+        (group,) = await require_groups(
+            rollouts,
+            [GroupJob(sample.group_id, task, size, seed)],
+            attempts=options.attempts,
+        )
         # Computer algebra may take seconds, and other groups are rolled out on this event loop.
         rewards = await asyncio.to_thread(self._rewards, sample, group)
         self._store(sample, group, rewards)
