@@ -19,6 +19,7 @@ from treadle.agent.call_cache import CallCache, JournalCache
 from treadle.agent.contract import EpisodeOptions, Task
 from treadle.agent.jobs.keys import unique_jobs
 from treadle.agent.jobs.stage import JobStage
+from treadle.agent.jobs.wall_limit import wall_limit, within
 from treadle.agent.model_sessions import ModelSessions
 from treadle.agent.trajectory import Trajectory
 from treadle.core.runs.stage import StageContext
@@ -42,8 +43,6 @@ class RolloutsRun(JobStage[RolloutJob]):
         super().__init__(context, self._settings.options)
         self._environment_digests = self._settings.environment_digests()
         self._statuses: Counter[str] = Counter()
-        self._tokens = 0
-        self._started = 0.0
         self._open: OpenRollouts | None = None
         self._facts = {"environment": {}, "context": {}, "tokenizer_digest": ""}
 
@@ -51,7 +50,6 @@ class RolloutsRun(JobStage[RolloutJob]):
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
         """Open the policy, the models that episodes ask, and the environments of the selected questions."""
         self._facts["tokenizer_digest"] = check_policy(self._settings)
-        self._started = asyncio.get_running_loop().time()
         environments = selected_environments(self._settings, self._settings.options, self._context.inputs["questions"])
         async with open_rollouts(self._settings, environments, sessions, self._context.store) as self._open:
             self._facts |= {**self._open.facts, "tokenizer_digest": self._open.tokenizer_digest}
@@ -67,10 +65,11 @@ class RolloutsRun(JobStage[RolloutJob]):
         head = head_of(job, self._settings)
         cache: CallCache = JournalCache(self._journal, job.key)
         with timed_work() as clock:
-            deadline = clock.time() + self._settings.environment_of(job.question).rollout_time_s
-            trajectory = await roll_out_again(
-                lambda seed, cache: self._roll_out(job, seed, cache, deadline), head["seed"], cache
-            )
+            rollout_time_s = self._settings.environment_of(job.question).rollout_time_s
+            deadline = clock.time() + rollout_time_s
+            limit_s = wall_limit(self._settings.options.wall_limit_s, rollout_time_s)
+            work = roll_out_again(lambda seed, cache: self._roll_out(job, seed, cache, deadline), head["seed"], cache)
+            trajectory = await within(clock, limit_s, work, limit_s=limit_s)
         row = row_of(head, trajectory, self._environment_digests.of(job.question), self._facts["tokenizer_digest"])
         self._finish(job, row, trajectory, loop.time() - started)
 
@@ -94,9 +93,7 @@ class RolloutsRun(JobStage[RolloutJob]):
             record["asked"] = asked
         self._journal.finish(job.key, orjson.dumps(record))
         self._statuses[trajectory.status] += 1
-        self._tokens += trajectory.usage.completion_tokens
-        rate = self._tokens / max(asyncio.get_running_loop().time() - self._started, 1e-3)
-        self._context.progress.advance(1, tokens_per_s=round(rate), **self._statuses)
+        self._context.progress.advance(1, **self._statuses)
 
     def write(self) -> dict[str, Any]:
         """Check the result of the work, write all rows, and return the metrics."""
