@@ -44,8 +44,8 @@ class RolloutOptions(Section):
     """Further passes over rollouts that failed because of infrastructure: each attempt has a new episode, and gets the
     answers that the last one had."""
     wall_limit_s: Operational[float] = Field(default=DEFAULT_WALL_LIMIT_S, gt=0.0)
-    """Seconds of work after which a rollout that ignores `environment.rollout_time_s`, because its environment hangs, is
-    cancelled and counts as failed; at least a minute more than that limit."""
+    """Seconds of work after which a rollout that ignores `environment.rollout_time_s`, because its environment hangs,
+    is cancelled and counts as failed; at least a minute more than that limit."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
     """Seconds before the first of these passes; doubled for each further one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)

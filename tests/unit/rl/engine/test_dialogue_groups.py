@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,22 @@ def test_missing_payload_is_refused(tmp_path: Path) -> None:
     payloads = Payloads(write_payloads(tmp_path / "payloads.parquet"))
     with pytest.raises(BadPlan, match="payload of task z is missing"):
         payloads.added_to(Task("z", "Guess."))
+
+
+@pytest.mark.covers("service-18")
+def test_tasks_that_share_an_id_of_their_environment_are_groups_of_their_own(
+    tmp_path: Path, codec: ChatTokenizer
+) -> None:
+    """Synthetic tasks share the `task_id` of their seed; groups are joined by the question."""
+    made = [replace(task, payload={**task.payload, "task_id": "seed-7"}) for task in tasks(tmp_path)]
+    plan, player = plan_of(), Player(codec)
+    with open_source(
+        plan, {}, {"default": SETTINGS}, lambda many: [player(one) for one in many], codec,
+        max_model_len=None, max_batch=None,
+    ) as source:  # fmt: skip
+        groups = source.step(1, made)
+    assert len({one.group.group_id for one in groups}) == 3
+    assert [one.group.question.key for one in groups] == list(SECRETS)
+    # Each group is compared with itself alone: its two rewards are equal, those of the groups are not.
+    assert [{reward.reward for reward in one.rewards} for one in groups] == [{1.0}, {0.7}, {0.7}]
+    assert own_advantages(groups) == [0.0] * 6
