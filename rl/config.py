@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from treadle.agent.jobs.wall_limit import DEFAULT_WALL_LIMIT_S
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
@@ -18,7 +17,6 @@ from treadle.environments.mixture import MixedSettings
 from treadle.environments.scorers.registry import AnyScorer
 from treadle.rl.credit.outcome import OutcomeCredit
 from treadle.rl.credit.registry import AnyCredit
-from treadle.rl.groups.attempt_limits import DEFAULT_ATTEMPTS
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.oversampling import OverSampling
 from treadle.rl.presets import PLANNING_PRESETS
@@ -196,12 +194,12 @@ class RlOptions(TrainingOptions):
     save_steps: int = Field(default=10, ge=1)
     """Steps between saved states, from which an interrupted training resumes; the last step is saved too."""
 
-    attempts: Operational[int] = Field(default=DEFAULT_ATTEMPTS, ge=1)
+    attempts: Operational[int] = Field(default=8, ge=1)
     """Attempts at the groups of a step that fail because of infrastructure, each with new episodes, at once and then
     after pauses of 5 to 160 seconds. The last one loses single rollouts: they have no reward, and so have all rollouts
     of a group with fewer than two left. If fewer than half of the rollouts of a step are left, training ends; it can be
     resumed. Validation loses none."""
-    wall_limit_s: Operational[float] = Field(default=DEFAULT_WALL_LIMIT_S, gt=0.0)
+    wall_limit_s: Operational[float] = Field(default=1800.0, gt=0.0)
     """Seconds of work of the environment of one rollout, after which it is given up as an attempt that failed; at least
     a minute more than `environment.rollout_time_s`. It ends environments that hang."""
 

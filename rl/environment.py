@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from treadle.agent.jobs.wall_limit import DEFAULT_WALL_LIMIT_S
 from treadle.agent.model_types import ChatCodec, CompletionModel
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.llm.config import Sampling
@@ -58,7 +57,7 @@ class OpenEnvironment:
         vocab_size: int,
         max_prompt_tokens: float = math.inf,
         membership: BatchMembership | None = None,
-        wall_limit_s: float = DEFAULT_WALL_LIMIT_S,
+        wall_limit_s: float = math.inf,
     ) -> GroupRollouts:
         """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any."""
         return GroupRollouts(

@@ -19,11 +19,10 @@ from treadle.agent.call_cache import CallCache, JournalCache
 from treadle.agent.contract import EpisodeOptions, Task
 from treadle.agent.jobs.keys import unique_jobs
 from treadle.agent.jobs.stage import JobStage
-from treadle.agent.jobs.wall_limit import wall_limit, within
+from treadle.agent.jobs.wall_limit import timed_rollout
 from treadle.agent.model_sessions import ModelSessions
 from treadle.agent.trajectory import Trajectory
 from treadle.core.runs.stage import StageContext
-from treadle.core.work_clock import timed_work
 from treadle.environments.rollouts.jobs import RolloutJob, rollout_jobs
 from treadle.environments.rollouts.opened import OpenRollouts, check_policy, open_rollouts
 from treadle.environments.rollouts.restarts import roll_out_again
@@ -64,12 +63,13 @@ class RolloutsRun(JobStage[RolloutJob]):
         started = loop.time()
         head = head_of(job, self._settings)
         cache: CallCache = JournalCache(self._journal, job.key)
-        with timed_work() as clock:
-            rollout_time_s = self._settings.environment_of(job.question).rollout_time_s
-            deadline = clock.time() + rollout_time_s
-            limit_s = wall_limit(self._settings.options.wall_limit_s, rollout_time_s)
-            work = roll_out_again(lambda seed, cache: self._roll_out(job, seed, cache, deadline), head["seed"], cache)
-            trajectory = await within(clock, limit_s, work, limit_s=limit_s)
+        trajectory = await timed_rollout(
+            lambda deadline: roll_out_again(
+                lambda seed, cache: self._roll_out(job, seed, cache, deadline), head["seed"], cache
+            ),
+            rollout_time_s=self._settings.environment_of(job.question).rollout_time_s,
+            wall_limit_s=self._settings.options.wall_limit_s,
+        )
         row = row_of(head, trajectory, self._environment_digests.of(job.question), self._facts["tokenizer_digest"])
         self._finish(job, row, trajectory, loop.time() - started)
 

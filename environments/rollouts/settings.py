@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from pydantic import Field
 
 from treadle.agent.contract import HIDDEN_COLUMNS, TASK_COLUMNS
-from treadle.agent.jobs.wall_limit import DEFAULT_WALL_LIMIT_S
 from treadle.agent.role_settings import AGENT, RoleSettings
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -43,7 +42,7 @@ class RolloutOptions(Section):
     pending_retries: Operational[int] = Field(default=2, ge=0)
     """Further passes over rollouts that failed because of infrastructure: each attempt has a new episode, and gets the
     answers that the last one had."""
-    wall_limit_s: Operational[float] = Field(default=DEFAULT_WALL_LIMIT_S, gt=0.0)
+    wall_limit_s: Operational[float] = Field(default=1800.0, gt=0.0)
     """Seconds of work after which a rollout that ignores `environment.rollout_time_s`, because its environment hangs,
     is cancelled and counts as failed; at least a minute more than that limit."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)

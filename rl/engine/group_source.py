@@ -18,12 +18,10 @@ from treadle.rl.credit.registry import is_default
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.environment import ResidentEnvironments
-from treadle.rl.groups.attempt_limits import MIN_SURVIVING_SHARE
-from treadle.rl.groups.attempts import require_groups
+from treadle.rl.groups.attempts import MIN_SURVIVING_SHARE, require_groups
 from treadle.rl.groups.batching import BatchedModel, BatchMembership, Generate
-from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.group import Group, GroupJob, OverSampler
-from treadle.rl.groups.rollout import GroupRollouts, MixedRollouts
+from treadle.rl.groups.rollout import MixedRollouts
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
 
@@ -84,7 +82,7 @@ class GroupSource:
 
     def validate(self, rows: Sequence[Task]) -> list[RewardedItem]:
         """Return the reward of one greedy trajectory per row."""
-        rollouts = MixedRollouts({name: _greedy(one) for name, one in self._rollouts.by_environment.items()})
+        rollouts = MixedRollouts({name: one.greedy() for name, one in self._rollouts.by_environment.items()})
         jobs = [_job(row, str(place), 1, self._plan.seed, 0) for place, row in enumerate(rows)]
         return [scored.rewards[0] for scored in self._make(rollouts, jobs, rows, 0)]
 
@@ -149,13 +147,6 @@ def _resident(job: dict[str, Any], environments: Environments) -> Iterator[Resid
         except (ConfigError, ToolError, EndpointUnavailable) as error:
             raise BadEnvironment(str(error)) from error
         yield resident
-
-
-def _greedy(rollouts: GroupRollouts) -> GroupRollouts:
-    """Return a runner of groups of one greedy trajectory."""
-    engine = rollouts.engine
-    greedy = replace(engine, sampling=engine.sampling.model_copy(update={"temperature": 0.0}))
-    return replace(rollouts, engine=greedy, branching=Branching(1))
 
 
 def _job(task: Task, group_id: str, size: int, *seeds: int) -> GroupJob:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from treadle.core.errors import EngineError
 from treadle.core.seeds import derive_seed
 from treadle.core.untrusted.sanitize import one_line
-from treadle.rl.groups.attempt_limits import DEFAULT_ATTEMPTS
 from treadle.rl.groups.group import Group, GroupJob, lost_trajectory
 from treadle.rl.groups.rollout import GroupRunner, roll_out_groups
 
@@ -23,6 +22,9 @@ _log = logging.getLogger(__name__)
 
 Sleep = Callable[[float], Awaitable[object]]
 
+DEFAULT_ATTEMPTS = 8
+MIN_SURVIVING_SHARE = 0.5
+"""Smallest share of the rollouts of a training step that must be left when attempts are exhausted."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 160.0
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Fate = Literal["trained", "unused", "cancelled", "audit", "lost"]
+RolloutUse = Literal["trained", "unused", "cancelled", "audit", "lost"]
 """What became of a started rollout: `unused` if it finished in time and was not chosen, `audit` if it would have been
 cancelled but its group was audited, `lost` if infrastructure failed."""
 
@@ -77,7 +77,7 @@ class StartedRollout:
 
     Attributes:
         session: Number in the group, from 0.
-        fate: What became of it.
+        use: What became of it.
         model_tokens: Tokens that the model wrote; of a cancelled rollout those of its finished turns.
         num_turns: Finished turns of the model.
         reward: Its reward; None if it is not known.
@@ -85,7 +85,7 @@ class StartedRollout:
     """
 
     session: int
-    fate: Fate
+    use: RolloutUse
     model_tokens: int
     num_turns: int
     reward: float | None = None
@@ -99,20 +99,20 @@ def oversampling_figures(groups: Iterable[tuple[Sequence[StartedRollout], bool]]
     trained rollouts have more than all rollouts that ran to their end.
     """
     started = list(groups)
-    by_fate: dict[str, list[int]] = {}
+    by_use: dict[str, list[int]] = {}
     for rollouts, _ in started:
         for one in rollouts:
-            by_fate.setdefault(one.fate, []).append(one.model_tokens)
+            by_use.setdefault(one.use, []).append(one.model_tokens)
     lengths, rewards = [], []
     for rollouts, is_audit in started:
         ended = [one for one in rollouts if one.reward is not None]
-        if is_audit and (trained := [one for one in ended if one.fate == "trained"]):
+        if is_audit and (trained := [one for one in ended if one.use == "trained"]):
             lengths.append(_excess([one.model_tokens for one in trained], [one.model_tokens for one in ended]))
             rewards.append(_excess([one.reward or 0.0 for one in trained], [one.reward or 0.0 for one in ended]))
     return {
-        "num_cancelled": len(by_fate.get("cancelled", ())),
-        "cancelled_length": _mean(by_fate.get("cancelled", ())),
-        "num_unused": len(by_fate.get("unused", ())),
+        "num_cancelled": len(by_use.get("cancelled", ())),
+        "cancelled_length": _mean(by_use.get("cancelled", ())),
+        "num_unused": len(by_use.get("unused", ())),
         "num_audited_groups": len(lengths),
         "length_bias": _mean(lengths),
         "reward_bias": _mean(rewards),

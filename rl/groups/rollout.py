@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar
 
 from treadle.agent.call_cache import NullCache
 from treadle.agent.contract import EpisodeOptions
-from treadle.agent.jobs.wall_limit import DEFAULT_WALL_LIMIT_S
 from treadle.agent.rollout import RolloutEngine
 from treadle.agent.token_ids import ORIGIN_SAMPLED
 from treadle.agent.trajectory import Trajectory
@@ -26,7 +25,7 @@ from treadle.environments.types import EnvironmentRuntime
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
 from treadle.rl.groups.group import Group, GroupJob, GroupTrajectory, LostTo, OverSampler, lost_trajectory
-from treadle.rl.groups.oversampling import Fate, StartedRollout
+from treadle.rl.groups.oversampling import RolloutUse, StartedRollout
 from treadle.rl.groups.race import Race
 from treadle.rl.groups.session import GroupSession, Recorder, TimedEpisode
 
@@ -58,7 +57,7 @@ class GroupRollouts:
     vocab_size: int
     max_prompt_tokens: float = math.inf
     membership: BatchMembership = field(default_factory=BatchMembership)
-    wall_limit_s: float = DEFAULT_WALL_LIMIT_S
+    wall_limit_s: float = math.inf
     over_sampler: OverSampler | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +65,11 @@ class GroupRollouts:
             raise ConfigError("group rollouts need token ids: the policy has no tokenizer here")
         if self.engine.limits.trimming is not None:
             raise ConfigError("group rollouts need one context each; unset environment.trim_reserve_tokens")
+
+    def greedy(self) -> GroupRollouts:
+        """Return a runner of groups of one greedy trajectory, without over-sampling."""
+        sampling = self.engine.sampling.model_copy(update={"temperature": 0.0})
+        return replace(self, engine=replace(self.engine, sampling=sampling), branching=Branching(1), over_sampler=None)
 
     async def roll_out(self, job: GroupJob) -> Group:
         """Roll out one group; mark it as failed on a ModelError or a retryable ToolError.
@@ -325,20 +329,20 @@ class _GroupRun:
 
     def _started(self, number: int, kept: Mapping[int, GroupTrajectory], race: Race) -> StartedRollout:
         """Return the facts of one rollout of an over-sampled group."""
-        fate: Fate = "unused" if number in race.in_time() else "audit"
+        use: RolloutUse = "unused" if number in race.in_time() else "audit"
         if number in self._lost or (number in kept and kept[number].lost_to):
-            fate = "lost"
+            use = "lost"
         elif number in kept:
-            fate = "trained"
+            use = "trained"
         elif race.was_cancelled(number):
-            fate = "cancelled"
+            use = "cancelled"
         elif not self._is_audit:
-            fate = "unused"
+            use = "unused"
         sessions = {session.number: session for session in self._sessions}
         recorder = sessions[number].recorder if number in sessions else None
         tokens, turns = (recorder.num_sampled, recorder.num_turns) if recorder is not None else (0, 0)
         place = race.order.index(number) if number in race.order else None
-        return StartedRollout(number, fate, tokens, turns, race.rewards.get(number), place)
+        return StartedRollout(number, use, tokens, turns, race.rewards.get(number), place)
 
     async def _trajectory(self, session: GroupSession) -> GroupTrajectory:
         trajectory = await session.rollout.finish()

@@ -7,6 +7,7 @@ docs/behaviour/group-rollouts.md, part "Infrastructure and time".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from treadle.agent.contract import (
     StepContext,
     Task,
 )
-from treadle.agent.jobs.wall_limit import DEFAULT_WALL_LIMIT_S, wall_limit, within
+from treadle.agent.jobs.wall_limit import wall_limit, within
 from treadle.agent.model_types import CompletionModel
 from treadle.agent.rollout import Rollout
 from treadle.agent.token_ids import ORIGIN_SAMPLED
@@ -43,7 +44,7 @@ class TimedEpisode:
         time_left_s: Seconds left.
     """
 
-    def __init__(self, episode: Episode, time_left_s: float, *, wall_limit_s: float = DEFAULT_WALL_LIMIT_S) -> None:
+    def __init__(self, episode: Episode, time_left_s: float, *, wall_limit_s: float = math.inf) -> None:
         self.time_left_s = time_left_s
         self._episode = episode
         self._wall_limit_s = self._wall_left_s = wall_limit(wall_limit_s, time_left_s)

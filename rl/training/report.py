@@ -9,6 +9,7 @@ from typing import Any
 
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.figures import Figures, escape, render_figures
+from treadle.rl.groups.oversampling_report import OverSampled, oversampling_figures
 from treadle.rl.training.curves import (
     changing_parts,
     end_steps,
@@ -19,7 +20,6 @@ from treadle.rl.training.curves import (
 )
 from treadle.rl.training.events import RlStep, Validation, ValidationFigures
 from treadle.rl.training.launch import Reinforcement
-from treadle.rl.training.oversampled import OverSampled, oversampling_figures
 from treadle.rl.training.plan import RlPlan
 
 _MISSES = "searches not on record"

@@ -9,7 +9,7 @@ from treadle.core.figures import Figures
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
-from treadle.rl.training.oversampled import oversampling_figures
+from treadle.rl.groups.oversampling_report import oversampling_figures
 from treadle.rl.training.tables import RL_LOG
 from treadle.stages.report import Metrics, StageReport, telemetry_rows
 

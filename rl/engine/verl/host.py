@@ -10,7 +10,7 @@ import asyncio
 import json
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.engine.verl.served_model import VerlModel
 from treadle.rl.environment import OpenEnvironment, open_environments
 from treadle.rl.groups.attempts import require_groups
-from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.dump import rollout_row
 from treadle.rl.groups.group import Group, GroupJob, GroupTrajectory
 from treadle.rl.rewards.rewarded import RewardedItem
@@ -105,7 +104,9 @@ class LoopHost:
             max_response_tokens=options.max_response_tokens,
             max_model_len=options.max_prompt_tokens + options.max_response_tokens,
         )
-        branching = Branching(size) if sample.validates else options.branching
+        branching = options.branching
+        if sample.validates:
+            branching = replace(branching, initial_rollouts=size)
         rollouts = environment.groups(
             engine,
             branching,

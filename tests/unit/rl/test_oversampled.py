@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from treadle.rl.config import RlOptions
 from treadle.rl.groups.oversampling import OverSampling
-from treadle.rl.training.oversampled import OverSampled, oversampling_figures
+from treadle.rl.groups.oversampling_report import OverSampled, oversampling_figures
 
 FITTING: dict[str, Any] = {"engine": "trl", "group_size": 4, "oversample": 2.0, "reward": "outcome"}
 

@@ -232,6 +232,6 @@ def test_source_over_samples_training_but_not_validation(tmp_path: Path, codec: 
     assert [one.group.started for one in again] == [one.group.started for one in groups]
     write_started(tmp_path, 1, [one.group for one in groups])
     lines = list(started_rollouts(tmp_path, 1))
-    assert len(lines) == 18 and {line["fate"] for line in lines} <= {"trained", "unused", "audit", "cancelled"}
-    assert Counter(line["fate"] for line in lines)["trained"] == 6
+    assert len(lines) == 18 and {line["use"] for line in lines} <= {"trained", "unused", "audit", "cancelled"}
+    assert Counter(line["use"] for line in lines)["trained"] == 6
     assert not list(started_rollouts(tmp_path, 0)), "steps of a state that was lost do not count"

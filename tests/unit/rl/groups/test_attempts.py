@@ -173,7 +173,10 @@ async def test_step_fails_if_fewer_than_half_of_its_rollouts_are_left() -> None:
         episodes = Episodes(lambda key, _, num_lost=num_lost: outage() if int(key[1:]) < num_lost else None)  # type: ignore[misc]
         work = require_groups(fragile(episodes), jobs(4, 4), attempts=2, min_share=0.5, sleep=no_pause)
         if fails:
-            with pytest.raises(EngineError, match=r"only 4 of 16 .*lost to environment 12.*the environment crashed"):
+            with pytest.raises(
+                EngineError,
+                match=r"only 4 of 16 rollouts of a step are left, .*lost to environment 12.*the environment crashed",
+            ):
                 await work
         else:
             assert len(await work) == 4

@@ -124,11 +124,11 @@ def test_surplus_rollouts_are_cancelled_and_released(
     group, model, seconds = roll_out(wrong)
     assert (model.ended, seconds) == (list(range(num_finished)), pytest.approx(num_finished))
     assert len(group.trajectories) == 4
-    fates = [one.fate for one in group.started]
-    assert fates.count("trained") == 4 and fates[num_finished:] == ["cancelled"] * (8 - num_finished)
+    uses = [one.use for one in group.started]
+    assert uses.count("trained") == 4 and uses[num_finished:] == ["cancelled"] * (8 - num_finished)
     assert [one.place for one in group.started if one.place is not None] == list(range(num_finished))
     kept = {made.session for made in group.trajectories}
-    assert kept == {one.session for one in group.started if one.fate == "trained"}
+    assert kept == {one.session for one in group.started if one.use == "trained"}
     assert kept >= set(wrong) if wrong != [6] else True, "the only wrong one is kept"
     assert (Opened.most, Opened.in_use) == (8, 0)
 
@@ -156,7 +156,7 @@ def test_audited_group_runs_to_its_end_and_trains_on_the_same_rollouts() -> None
     assert audited.is_audit and not usual.is_audit
     assert (len(model.ended), seconds) == (8, pytest.approx(8.0))
     assert [made.session for made in audited.trajectories] == [made.session for made in usual.trajectories]
-    assert [one.fate for one in audited.started].count("audit") == 3
+    assert [one.use for one in audited.started].count("audit") == 3
     assert all(one.reward is not None for one in audited.started)
 
 
@@ -203,7 +203,7 @@ def test_batches_of_the_engine_wait_for_the_rewards_of_a_group() -> None:
         (group,) = asyncio.run(roll_out_groups(rollouts, [GroupJob("g", QUESTION, 4, 1)]))
     assert model.batch_sizes == [8, 6]
     assert [made.session for made in group.trajectories] == [0, 1, 2, 3]
-    assert [(one.fate, one.num_turns) for one in group.started[4:]] == [("cancelled", 2)] * 4
+    assert [(one.use, one.num_turns) for one in group.started[4:]] == [("cancelled", 2)] * 4
     assert all(one.model_tokens > 0 for one in group.started), "tokens so far"
     assert membership.num_active == 0
 
