@@ -75,7 +75,9 @@ async def every_second(group: Group) -> float:
 async def step_s(urls: Sequence[str], codec: ChatTokenizer, num_groups: int, *, oversamples: bool) -> float:
     """Return the seconds that a step takes."""
     endpoints = [{"url": url} for url in urls]
-    settings = ModelSettings.model_validate({"model": stub_server.MODEL, "endpoints": endpoints})
+    settings = ModelSettings.model_validate(
+        {"model": stub_server.MODEL, "endpoints": endpoints, "max_in_flight": 100_000}
+    )
     question = QuestionSettings()
     opened = OpenEnvironment(question, QuestionRuntime(question, {name: Canned(name) for name in ("search", "python")}))
     async with ModelPool("policy", settings) as pool:
@@ -111,7 +113,8 @@ def main() -> None:
     figures = [
         Figure(name="step with equal servers", value=even, unit="s"),
         Figure(name="one server ten times slower: times as long", value=plain / even),
-        Figure(name="the same with over-sampling: times as long", value=over / even, at_most=2.0),
+        Figure(name="the same with over-sampling: times as long", value=over / even),
+        Figure(name="over-sampling: how many times as fast", value=plain / over, at_least=1.5),
     ]
     publish(figures, options.json)
 
