@@ -23,6 +23,8 @@ class TokenBudget:
     """Limit in the currency of the models' prices; None for no limit."""
     used_tokens: int = 0
     used_cost: float = 0.0
+    sampled_tokens: int = 0
+    """Tokens that models sampled in this attempt."""
     num_shards: int = 1
     """Number of shards. Processes do not see each other's spending, so each shard gets an equal part of the limits."""
 
@@ -93,5 +95,6 @@ class Meter:
         return self._spend(await answer)
 
     def _spend(self, completion: Completion) -> Completion:
+        self.budget.sampled_tokens += completion.completion_tokens
         self.budget.count(self.pool.settings, completion.prompt_tokens, completion.completion_tokens)
         return completion

@@ -217,6 +217,9 @@ BENCHMARKS = {
         ("--rollouts", "100", "--in-flight", "24", "--latency", "0.05", "--jitter", "0.1", "--outage", "2"),
         chaos,
     ),
+    "over_sampling": Benchmark(
+        "rollouts/over_sampling.py", (), ("--delay", "0.02", "--groups", "2", "--servers", "2"), published
+    ),
     "planning": Benchmark("rollouts/planning.py", (), ("--unit-s", "0.01", "--times", "5"), published),
     "retrieval": Benchmark(
         "search/retrieval.py", ("sparse", "--documents", "100000"), ("sparse", "--documents", "1000"), retrieval

@@ -18,6 +18,7 @@ from treadle.environments.scorers.registry import AnyScorer
 from treadle.rl.credit.outcome import OutcomeCredit
 from treadle.rl.credit.registry import AnyCredit
 from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.oversampling import OverSampling
 from treadle.rl.presets import PLANNING_PRESETS
 from treadle.rl.rewards.efficiency import EfficiencyReward
 from treadle.rl.rewards.overlong import OVERLONG_PARTS, Overlong
@@ -127,6 +128,15 @@ class RlOptions(TrainingOptions):
     rewards after them, groups with equal rewards fill the step; if none has, training ends with an error. verl, which
     does not fill steps, ends with an error in both cases."""
 
+    oversample: float | None = Field(default=None, gt=1.0)
+    """Rollouts that a group starts, as a multiple of `group_size` (m). It ends when `group_size` (n) rollouts have
+    finished and their rewards differ, or when n(1 + m)/2 have and all are equal. The others are cancelled, and those
+    with the most different rewards are kept. Long rollouts are then rarer in training than in sampling: see the lengths
+    and biases in the report. None starts `group_size` rollouts and cancels none. Needs an engine that can cancel
+    (`trl`) and a reward that does not compare rollouts (`outcome`, `em`, `judge`)."""
+    audit_share: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Share of the groups, by the seed, in which `oversample` cancels nothing, to estimate its bias."""
+
     learning_rate: float = Field(default=1e-5, gt=0.0)
     """Learning rate of AdamW."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -184,6 +194,15 @@ class RlOptions(TrainingOptions):
     save_steps: int = Field(default=10, ge=1)
     """Steps between saved states, from which an interrupted training resumes; the last step is saved too."""
 
+    attempts: Operational[int] = Field(default=8, ge=1)
+    """Attempts at the groups of a step that fail because of infrastructure, each with new episodes, at once and then
+    after pauses of 5 to 160 seconds. The last one loses single rollouts: they have no reward, and so have all rollouts
+    of a group with fewer than two left. If fewer than half of the rollouts of a step are left, training ends; it can be
+    resumed. Validation loses none."""
+    wall_limit_s: Operational[float] = Field(default=1800.0, gt=0.0)
+    """Seconds of work of the environment of one rollout, after which it is given up as an attempt that failed; at least
+    a minute more than `environment.rollout_time_s`. It ends environments that hang."""
+
     extra: dict[str, JsonValue] = {}
     """Any other keys of the engine's own configuration; the engine checks them before training begins."""
 
@@ -215,6 +234,27 @@ class RlOptions(TrainingOptions):
             raise ValueError(
                 "beam_size 1 allows no branches, but initial_rollouts below group_size needs them; raise beam_size, or "
                 "leave out initial_rollouts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_oversample(self) -> RlOptions:
+        if self.oversample is None:
+            return self
+        OverSampling.of(self.group_size, self.oversample)
+        if not self.engine.cancels_rollouts:
+            raise ValueError(
+                f"engine {self.engine.type} does not cancel rollouts, which oversample needs; use trl, or leave out "
+                "oversample"
+            )
+        if self.branches:
+            raise ValueError(
+                "oversample needs rollouts that do not depend on each other; leave out initial_rollouts, or oversample"
+            )
+        if self.reward.COMPARES_GROUP:
+            raise ValueError(
+                f"reward {self.reward.type} compares the rollouts of a group, but oversample needs the reward of each "
+                "as soon as it finishes; use outcome, em or judge, or leave out oversample"
             )
         return self
 
@@ -279,6 +319,11 @@ class RlOptions(TrainingOptions):
         """Rule by which the trajectories of a group branch."""
         initial = self.initial_rollouts or self.group_size
         return Branching(initial, self.beam_size, self.branch_probability, self.entropy_weight)
+
+    @property
+    def oversampling(self) -> OverSampling | None:
+        """Numbers of rollouts of a group; None if it starts those that it needs."""
+        return None if self.oversample is None else OverSampling.of(self.group_size, self.oversample, self.audit_share)
 
     @property
     def sampling(self) -> Sampling:

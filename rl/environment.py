@@ -57,6 +57,7 @@ class OpenEnvironment:
         vocab_size: int,
         max_prompt_tokens: float = math.inf,
         membership: BatchMembership | None = None,
+        wall_limit_s: float = math.inf,
     ) -> GroupRollouts:
         """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any.
 
@@ -71,6 +72,7 @@ class OpenEnvironment:
             vocab_size=vocab_size,
             max_samples=self.settings.context.max_samples,
             membership=membership or BatchMembership(),
+            wall_limit_s=wall_limit_s,
         )
 
 

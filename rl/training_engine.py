@@ -31,6 +31,11 @@ class RlEngine(TrainingEngine):
         """True if a critic estimates the values that rewards are compared with, instead of those of a group."""
         return False
 
+    @property
+    def cancels_rollouts(self) -> bool:
+        """True if the engine can cancel the rollouts that a group does not need (`rl.oversample`)."""
+        return False
+
     def fewest_devices(self, options: Any) -> int:
         """Return the smallest number of devices of a node that `options`, an `RlOptions`, can be trained on."""
         return 1

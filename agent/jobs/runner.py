@@ -99,6 +99,7 @@ class JobRunner(Generic[T_Job]):
 
     Attributes:
         last: Result of the last pass; its errors are those of the jobs still pending.
+        num_running: Number of jobs in progress.
     """
 
     def __init__(
@@ -115,6 +116,17 @@ class JobRunner(Generic[T_Job]):
         self._run_job = run_job
         self._noun = noun
         self.last = PassResult()
+        self.num_running = 0
+        self._num_open = 0
+
+    def status(self) -> dict[str, int]:
+        """Return the numbers of jobs that wait for their turn, are in progress, and failed in this pass."""
+        failed = len(self.last.errors)
+        return {
+            "queued": max(0, self._num_open - self.num_running - failed),
+            "running": self.num_running,
+            "failed": failed,
+        }
 
     async def work(self, num_open: int) -> None:
         """Run passes over the unfinished jobs until no retryable error is left, or `pending_retries` is exhausted."""
@@ -131,6 +143,7 @@ class JobRunner(Generic[T_Job]):
                 break
 
     async def _one_pass(self, num_open: int) -> None:
+        self._num_open = num_open
         jobs = self._open_jobs()
         number = min(self._options.max_concurrent, num_open)
         workers = [asyncio.create_task(self._run_worker(jobs, 2 * number + 8)) for _ in range(number)]
@@ -144,6 +157,7 @@ class JobRunner(Generic[T_Job]):
     async def _run_worker(self, jobs: Iterator[T_Job], give_up_after: int) -> None:
         """Run jobs from the stream until it ends, or until `give_up_after` jobs of this pass failed in a row."""
         for job in jobs:
+            self.num_running += 1
             try:
                 await self._run_job(job)
             except Exception as error:
@@ -157,6 +171,9 @@ class JobRunner(Generic[T_Job]):
                     return
             else:
                 self.last.num_consecutive_failures = 0
+                self._num_open -= 1
+            finally:
+                self.num_running -= 1
 
     def work_result(self, facts: Mapping[str, Any]) -> WorkResult:
         """Return the result of the last pass, for `Stage.run`."""

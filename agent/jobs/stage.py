@@ -6,6 +6,7 @@ order, the budget, resuming, pending jobs and unreachable endpoints are handled 
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol
 import orjson
 
 from treadle.agent.jobs.runner import JobRunner, JobRunnerOptions, T_Job
+from treadle.agent.jobs.status import Rate, reporting
 from treadle.agent.metering import TokenBudget
 from treadle.agent.model_sessions import ModelSessions
 from treadle.core.errors import EndpointUnavailable, JobsPending, StageFailed
@@ -46,6 +48,7 @@ class JobStage(ABC, Generic[T_Job]):
         self._budget = TokenBudget(options.max_total_tokens, options.max_cost, num_shards=context.num_shards)
         self._max_error_rate = options.max_error_rate
         self._job_runner = JobRunner(options, self._open_jobs, self._run_job, noun=self.NOUN)
+        self._rate = Rate()
         self._facts: dict[str, Any] = {}
         """Facts about the work that the rows need in addition to the journal; see `WorkResult`."""
 
@@ -74,13 +77,18 @@ class JobStage(ABC, Generic[T_Job]):
             async with ModelSessions(self._budget) as sessions, self._opened(sessions):
                 if self._budget.is_limited:
                     self._count_earlier()
-                await self._job_runner.work(num_open)
+                async with reporting(self._report_status):
+                    await self._job_runner.work(num_open)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
             # The jobs stay pending; `check_pending` checks their share.
             self._job_runner.last.first = self._job_runner.last.first or str(error)
         return self._job_runner.work_result(self._facts)
+
+    def _report_status(self) -> None:
+        rate = self._rate.per_s(asyncio.get_running_loop().time(), self._budget.sampled_tokens)
+        self._context.progress.advance(0, **self._job_runner.status(), tokens_per_s=round(rate))
 
     def check_pending(self) -> int:
         """Return the number of pending jobs, once the work is over and if the user accepts failures.

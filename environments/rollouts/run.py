@@ -19,10 +19,10 @@ from treadle.agent.call_cache import CallCache, JournalCache
 from treadle.agent.contract import EpisodeOptions, Task
 from treadle.agent.jobs.keys import unique_jobs
 from treadle.agent.jobs.stage import JobStage
+from treadle.agent.jobs.wall_limit import timed_rollout
 from treadle.agent.model_sessions import ModelSessions
 from treadle.agent.trajectory import Trajectory
 from treadle.core.runs.stage import StageContext
-from treadle.core.work_clock import timed_work
 from treadle.environments.rollouts.jobs import RolloutJob, rollout_jobs
 from treadle.environments.rollouts.opened import OpenRollouts, check_policy, open_rollouts
 from treadle.environments.rollouts.restarts import roll_out_again
@@ -42,8 +42,6 @@ class RolloutsRun(JobStage[RolloutJob]):
         super().__init__(context, self._settings.options)
         self._environment_digests = self._settings.environment_digests()
         self._statuses: Counter[str] = Counter()
-        self._tokens = 0
-        self._started = 0.0
         self._open: OpenRollouts | None = None
         self._facts = {"environment": {}, "context": {}, "tokenizer_digest": ""}
 
@@ -51,7 +49,6 @@ class RolloutsRun(JobStage[RolloutJob]):
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
         """Open the policy, the models that episodes ask, and the environments of the selected questions."""
         self._facts["tokenizer_digest"] = check_policy(self._settings)
-        self._started = asyncio.get_running_loop().time()
         environments = selected_environments(self._settings, self._settings.options, self._context.inputs["questions"])
         async with open_rollouts(self._settings, environments, sessions, self._context.store) as self._open:
             self._facts |= {**self._open.facts, "tokenizer_digest": self._open.tokenizer_digest}
@@ -66,11 +63,13 @@ class RolloutsRun(JobStage[RolloutJob]):
         started = loop.time()
         head = head_of(job, self._settings)
         cache: CallCache = JournalCache(self._journal, job.key)
-        with timed_work() as clock:
-            deadline = clock.time() + self._settings.environment_of(job.question).rollout_time_s
-            trajectory = await roll_out_again(
+        trajectory = await timed_rollout(
+            lambda deadline: roll_out_again(
                 lambda seed, cache: self._roll_out(job, seed, cache, deadline), head["seed"], cache
-            )
+            ),
+            rollout_time_s=self._settings.environment_of(job.question).rollout_time_s,
+            wall_limit_s=self._settings.options.wall_limit_s,
+        )
         row = row_of(head, trajectory, self._environment_digests.of(job.question), self._facts["tokenizer_digest"])
         self._finish(job, row, trajectory, loop.time() - started)
 
@@ -94,9 +93,7 @@ class RolloutsRun(JobStage[RolloutJob]):
             record["asked"] = asked
         self._journal.finish(job.key, orjson.dumps(record))
         self._statuses[trajectory.status] += 1
-        self._tokens += trajectory.usage.completion_tokens
-        rate = self._tokens / max(asyncio.get_running_loop().time() - self._started, 1e-3)
-        self._context.progress.advance(1, tokens_per_s=round(rate), **self._statuses)
+        self._context.progress.advance(1, **self._statuses)
 
     def write(self) -> dict[str, Any]:
         """Check the result of the work, write all rows, and return the metrics."""

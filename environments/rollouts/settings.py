@@ -40,7 +40,11 @@ class RolloutOptions(Section):
     max_concurrent: Operational[int] = Field(default=64, ge=1)
     """Rollouts in progress at once."""
     pending_retries: Operational[int] = Field(default=2, ge=0)
-    """Further passes over rollouts that failed because of infrastructure."""
+    """Further passes over rollouts that failed because of infrastructure: each attempt has a new episode, and gets the
+    answers that the last one had."""
+    wall_limit_s: Operational[float] = Field(default=1800.0, gt=0.0)
+    """Seconds of work after which a rollout that ignores `environment.rollout_time_s`, because its environment hangs,
+    is cancelled and counts as failed; at least a minute more than that limit."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
     """Seconds before the first of these passes; doubled for each further one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)

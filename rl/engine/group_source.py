@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +18,10 @@ from treadle.rl.credit.registry import is_default
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.environment import ResidentEnvironments
+from treadle.rl.groups.attempts import MIN_SURVIVING_SHARE, require_groups
 from treadle.rl.groups.batching import BatchedModel, BatchMembership, Generate
-from treadle.rl.groups.branching import Branching
-from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts, MixedRollouts, require_groups
+from treadle.rl.groups.group import Group, GroupJob, OverSampler
+from treadle.rl.groups.rollout import MixedRollouts
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
 
@@ -55,7 +57,7 @@ class GroupSource:
         """
         size = self._plan.options.group_size
         jobs = [_job(row, f"{step}-{place}", size, self._plan.seed, step) for place, row in enumerate(rows, first)]
-        made = self._make(self._rollouts, jobs, rows, step)
+        made = self._make(self._rollouts_of(step), jobs, rows, step)
         if is_default(self._plan.options.credit):
             return made
         return [
@@ -63,16 +65,34 @@ class GroupSource:
             for one, row in zip(made, rows, strict=True)
         ]
 
+    def _rollouts_of(self, step: int) -> MixedRollouts:
+        """Return the runner of the groups of a step, with over-sampling if the plan has it."""
+        rule = self._plan.options.oversampling
+        if rule is None:
+            return self._rollouts
+
+        async def reward_of(group: Group) -> float | None:
+            # Computer algebra may take seconds, and other groups are rolled out on this event loop.
+            (reward,) = await asyncio.to_thread(self._scorer.rewards, group, group.question, step)
+            return reward.reward if reward.scored else None
+
+        sampler = OverSampler(rule, reward_of)
+        by_environment = self._rollouts.by_environment
+        return MixedRollouts({name: replace(one, over_sampler=sampler) for name, one in by_environment.items()})
+
     def validate(self, rows: Sequence[Task]) -> list[RewardedItem]:
         """Return the reward of one greedy trajectory per row."""
-        rollouts = MixedRollouts({name: _greedy(one) for name, one in self._rollouts.by_environment.items()})
+        rollouts = MixedRollouts({name: one.greedy() for name, one in self._rollouts.by_environment.items()})
         jobs = [_job(row, str(place), 1, self._plan.seed, 0) for place, row in enumerate(rows)]
         return [scored.rewards[0] for scored in self._make(rollouts, jobs, rows, 0)]
 
     def _make(
         self, rollouts: MixedRollouts, jobs: Sequence[GroupJob], rows: Sequence[Task], step: int
     ) -> list[ScoredGroup]:
-        groups = self._environments.run(require_groups(rollouts, jobs))
+        min_share = MIN_SURVIVING_SHARE if step else 1.0
+        groups = self._environments.run(
+            require_groups(rollouts, jobs, attempts=self._plan.options.attempts, min_share=min_share)
+        )
         return [
             ScoredGroup(group, self._scorer.rewards(group, row, step)) for group, row in zip(groups, rows, strict=True)
         ]
@@ -109,6 +129,7 @@ def open_source(
                 vocab_size=codec.vocab_size,
                 max_prompt_tokens=options.max_prompt_tokens,
                 membership=membership,
+                wall_limit_s=options.wall_limit_s,
             )
             for name, environment in resident.open.items()
         }
@@ -126,13 +147,6 @@ def _resident(job: dict[str, Any], environments: Environments) -> Iterator[Resid
         except (ConfigError, ToolError, EndpointUnavailable) as error:
             raise BadEnvironment(str(error)) from error
         yield resident
-
-
-def _greedy(rollouts: GroupRollouts) -> GroupRollouts:
-    """Return a runner of groups of one greedy trajectory."""
-    engine = rollouts.engine
-    greedy = replace(engine, sampling=engine.sampling.model_copy(update={"temperature": 0.0}))
-    return replace(rollouts, engine=greedy, branching=Branching(1))
 
 
 def _job(task: Task, group_id: str, size: int, *seeds: int) -> GroupJob:

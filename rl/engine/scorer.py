@@ -17,7 +17,7 @@ from treadle.environments.scorers.answer import AnswerTools
 from treadle.environments.scorers.scoring import OpenScorers
 from treadle.rl.credit.base import CreditGroup, turn_advantages
 from treadle.rl.engine.verdicts import verdicts_of
-from treadle.rl.groups.rollout import Group
+from treadle.rl.groups.group import Group
 from treadle.rl.rewards.base import RewardGroup
 from treadle.rl.rewards.rewarded import RewardedItem, reward_items
 from treadle.rl.training.plan import RlPlan

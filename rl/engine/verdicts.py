@@ -15,7 +15,7 @@ from treadle.environments.scorers.base import no_verdict
 from treadle.environments.scorers.environment import ENVIRONMENT
 from treadle.environments.scorers.scoring import OpenScorers
 from treadle.environments.stored_rollout import StoredRollout
-from treadle.rl.groups.rollout import Group, GroupTrajectory
+from treadle.rl.groups.group import Group, GroupTrajectory
 from treadle.rl.rewards.base import FAILED, GroupItem
 
 _log = logging.getLogger(__name__)
@@ -43,13 +43,18 @@ def verdicts_of(group: Group, task: Task, scorers: OpenScorers, environment_type
     """
     scorer = scorers.scorer_of(task)
     rollouts = [_Rollout(task, item, made) for item, made in zip(group.items, group.trajectories, strict=True)]
+    played = [rollout for rollout in rollouts if rollout.item.was_played]
     if scorer.name == ENVIRONMENT:
-        scores = [_own_score(task, result, environment_type) for result in scorers.results(rollouts)]
+        known = [_own_score(task, result, environment_type) for result in scorers.results(played)]
     else:
-        scores = scorers.scores(rollouts)
+        known = scorers.scores(played)
     has_answers = isinstance(scorer.scorer, AnswerScorer)
-    if has_answers and (failed := [score for score in scores if score.score is None]):
+    if has_answers and (failed := [score for score in known if score.score is None]):
         raise EngineError(f"an answer of a rollout could not be compared with the gold answers: {failed[0].error}")
+    left = iter(known)
+    scores = [
+        next(left) if rollout.item.was_played else no_verdict("it was not played", scorer.name) for rollout in rollouts
+    ]
     predictions = [rollout.prediction if has_answers and rollout.status != FAILED else "" for rollout in rollouts]
     return Verdicts(predictions, scores, has_answers)
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treadle.rl.groups.rollout import Group, GroupTrajectory
+    from treadle.rl.groups.group import Group, GroupTrajectory
     from treadle.rl.rewards.rewarded import RewardedItem
 
 _PART = re.compile(r"step-(\d+)\.jsonl")
 _DRAWS = "draws"
+_STARTED = "started"
 _QUESTION = ("question_key", "dataset", "environment")
 
 
@@ -54,7 +55,7 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Rewarded
         "turn_rewards": made.trajectory.turn_rewards,
         "score": reward.score,
         "parts": [{"name": name, "value": value} for name, value in reward.parts.items()],
-        "notes": " ".join(reward.notes),
+        "notes": " ".join([*reward.notes, *([f"lost:{made.lost_to}"] if made.lost_to else [])]),
         "prediction": reward.answer,
         "tool_calls": reward.tool_calls,
         "tool_failures": reward.tool_failures,
@@ -82,6 +83,23 @@ def write_draws(folder: Path, step: int, drawn: Iterable[tuple[Mapping[str, str]
         for question, rewards in drawn
     )
     write_step(folder / _DRAWS, step, lines)
+
+
+def write_started(folder: Path, step: int, groups: Iterable[Group]) -> None:
+    """Write all rollouts that the over-sampled groups of a step started; `folder` is that of the rollouts."""
+    lines = (
+        {"step": step, "group": group.group_id, "question_key": group.question.key, "audited": group.is_audit}
+        | asdict(one)
+        for group in groups
+        for one in group.started
+    )
+    write_step(folder / _STARTED, step, lines)
+
+
+def started_rollouts(folder: Path, num_steps: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines of `write_started` of the steps up to `num_steps`."""
+    for lines in read_steps(folder / _STARTED, num_steps):
+        yield from lines
 
 
 def drawn_questions(folder: Path, num_steps: int) -> list[dict[str, Any]]:

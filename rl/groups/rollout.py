@@ -9,144 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.contract import EpisodeOptions, Ledger, Task
+from treadle.agent.contract import EpisodeOptions
 from treadle.agent.rollout import RolloutEngine
-from treadle.agent.tools.outcome import NOT_ON_RECORD
 from treadle.agent.trajectory import Trajectory
-from treadle.core.errors import ConfigError, EngineError, ModelError, ToolError
+from treadle.core.errors import ConfigError, ModelError, ToolError
 from treadle.core.seeds import derive_seed
-from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.types import EnvironmentRuntime
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
-from treadle.rl.groups.samples import GroupSample, group_samples
+from treadle.rl.groups.group import Group, GroupJob, GroupTrajectory, LostTo, OverSampler, lost_trajectory
+from treadle.rl.groups.oversampling import RolloutUse, StartedRollout
+from treadle.rl.groups.race import Race
+from treadle.rl.groups.samples import group_samples
 from treadle.rl.groups.session import GroupSession, Recorder, TimedEpisode
-from treadle.rl.rewards.base import GroupItem
-
-_log = logging.getLogger(__name__)
+from treadle.rl.rewards.base import CONTEXT_FULL
 
 T = TypeVar("T")
-Sleep = Callable[[float], Awaitable[object]]
-
-RETRY_PAUSES_S = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
-"""Pauses before failed groups are retried: at once for a broken connection, then for five minutes in total for a
-restarting service."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupJob:
-    """Request for one group.
-
-    Attributes:
-        group_id: Set by the sampler; unique among the groups of a step.
-        question: The question that all trajectories answer.
-        size: Number of trajectories.
-        seed: Seed of the group; the seeds of its trajectories, turns and branches derive from it.
-    """
-
-    group_id: str
-    question: Task
-    size: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTrajectory:
-    """One trajectory of a group, ready for training.
-
-    Attributes:
-        session: Number in the group, from 0 in the order of creation.
-        samples: Its token sequences, at least one; results, messages and end-of-turn ids included.
-        trajectory: The rollout's trajectory.
-        branch_parent: `session` of the trajectory that it branched from; None if it started from the question.
-        branch_depth: Number of branchings between the question and this trajectory.
-        seed: Seed of the trajectory's turns.
-    """
-
-    session: int
-    samples: Sequence[GroupSample]
-    trajectory: Trajectory
-    branch_parent: int | None
-    branch_depth: int
-    seed: int
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """Token ids before the first turn, without a hint."""
-        return self.samples[0].prompt_ids
-
-    @property
-    def completion_ids(self) -> list[int]:
-        """Token ids after the prompts, over all samples."""
-        return [id_ for one in self.samples for id_ in one.completion_ids]
-
-    @property
-    def env_mask(self) -> list[int]:
-        """1 for each of these that the model sampled, else 0."""
-        return [mask for one in self.samples for mask in one.env_mask]
-
-    @property
-    def total_tokens(self) -> int:
-        """Number of tokens after the first prompt, tool results included."""
-        return len(self.completion_ids) if len(self.samples) == 1 else self.trajectory.num_output_tokens
-
-    @property
-    def logprobs(self) -> list[float]:
-        """Log-probability of each of these at sampling; 0.0 if the mask is 0 or the value is unknown."""
-        return [value for one in self.samples for value in one.logprobs]
-
-    @property
-    def turn_starts(self) -> list[int]:
-        """Number of these before each turn of the model."""
-        ends = itertools.accumulate((len(one.completion_ids) for one in self.samples), initial=0)
-        return [end + start for one, end in zip(self.samples, ends, strict=False) for start in one.turn_starts]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """All trajectories of one question, or the reason why there are none.
-
-    Attributes:
-        trajectories: The trajectories by session, exactly as many as requested; empty if the group failed.
-        error: Message of the infrastructure error that made the group fail; empty on success. It is never the agent's
-            fault, so it does not affect a reward.
-        retryable: Whether the error may go away by itself.
-    """
-
-    group_id: str
-    question: Task
-    trajectories: list[GroupTrajectory]
-    error: str = ""
-    retryable: bool = False
-
-    @property
-    def items(self) -> list[GroupItem]:
-        """Inputs of the group's rewards, by session."""
-        return [_item_of(trajectory) for trajectory in self.trajectories]
-
-
-def _item_of(made: GroupTrajectory) -> GroupItem:
-    ledger = Ledger(made.trajectory.calls)
-    return GroupItem(
-        segments=tuple(made.trajectory.segments),
-        tool_calls=ledger.executed.total(),
-        tool_failures=ledger.failed.total(),
-        web_misses=sum(NOT_ON_RECORD in call.note for call in made.trajectory.calls),
-        model_tokens=sum(made.env_mask),
-        total_tokens=made.total_tokens,
-        status=made.trajectory.status,
-        num_turns=len(made.turn_starts),
-        turn_rewards=tuple(made.trajectory.turn_rewards),
-        parts=dict(made.trajectory.outcome.parts) if made.trajectory.outcome is not None else {},
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +46,9 @@ class GroupRollouts:
         vocab_size: Vocabulary size of the policy; entropies are in units of its logarithm.
         max_samples: Most samples of a trajectory that are trained on; None for all.
         membership: Shared with the `BatchedModel`, if the policy is one.
+        wall_limit_s: Time in seconds that the environment of one rollout may take in all, after which the rollout is
+            cancelled; not less than `rollout_time_s` and a minute.
+        over_sampler: Starts more rollouts than a group needs; None starts as many. Not with branching.
     """
 
     engine: RolloutEngine
@@ -171,15 +58,23 @@ class GroupRollouts:
     vocab_size: int
     max_samples: int | None = None
     membership: BatchMembership = field(default_factory=BatchMembership)
+    wall_limit_s: float = math.inf
+    over_sampler: OverSampler | None = None
 
     def __post_init__(self) -> None:
         if self.engine.codec is None:
             raise ConfigError("group rollouts need token ids: the policy has no tokenizer here")
 
+    def greedy(self) -> GroupRollouts:
+        """Return a runner of groups of one greedy trajectory, without over-sampling."""
+        sampling = self.engine.sampling.model_copy(update={"temperature": 0.0})
+        return replace(self, engine=replace(self.engine, sampling=sampling), branching=Branching(1), over_sampler=None)
+
     async def roll_out(self, job: GroupJob) -> Group:
         """Roll out one group; mark it as failed on a ModelError or a retryable ToolError.
 
-        Other errors are raised; ConfigError for groups that branch although rollouts have several contexts.
+        With `keeps_rest`, the trajectories that such an error ends are lost alone, as long as two are left. Other
+        errors are raised; ConfigError for groups that branch although rollouts have several contexts.
         """
         limits = self.engine.limits
         if job.size > self.branching.initial_rollouts and (limits.trimming or limits.context):
@@ -189,13 +84,27 @@ class GroupRollouts:
             async with contextlib.AsyncExitStack() as episodes:
                 group_run = _GroupRun(self, job, episodes)
                 await group_run.play()
-                return Group(job.group_id, job.question, await group_run.trajectories())
+                return await group_run.group()
         except (ModelError, ToolError) as error:
-            if isinstance(error, ToolError) and not error.retryable:
+            if _is_permanent(error):
                 raise
-            return Group(job.group_id, job.question, [], str(error) or type(error).__name__, error.retryable)
+            return Group(job.group_id, job.question, [], _words(error), error.retryable, lost_to(error))
         finally:
             self.membership.leave()
+
+
+def lost_to(error: ModelError | ToolError) -> LostTo:
+    """Return what failed."""
+    return "environment" if isinstance(error, ToolError) else "model"
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _is_permanent(error: ModelError | ToolError) -> bool:
+    """Return whether an error is a wrong setup, which ends the training."""
+    return isinstance(error, ToolError) and not error.retryable
 
 
 class GroupRunner(Protocol):
@@ -223,32 +132,6 @@ async def roll_out_groups(rollouts: GroupRunner, jobs: Sequence[GroupJob]) -> li
     return await _gather(rollouts.roll_out(job) for job in jobs)
 
 
-async def require_groups(
-    rollouts: GroupRunner, jobs: Sequence[GroupJob], *, sleep: Sleep = asyncio.sleep
-) -> list[Group]:
-    """Roll out all groups and retry those with a retryable error, until none has failed.
-
-    Tests replace `sleep`. Raises EngineError with the number of failed groups and the first cause.
-    """
-    groups = await roll_out_groups(rollouts, jobs)
-    for pause_s in RETRY_PAUSES_S:
-        again = [index for index, group in enumerate(groups) if group.error and group.retryable]
-        if not again:
-            break
-        cause = one_line(groups[again[0]].error)
-        _log.warning("%d of %d groups failed, retrying in %g s; first cause: %s", len(again), len(jobs), pause_s, cause)
-        await sleep(pause_s)
-        for index, group in zip(again, await roll_out_groups(rollouts, [jobs[at] for at in again]), strict=True):
-            groups[index] = group
-    failed = [group for group in groups if group.error]
-    if failed:
-        raise EngineError(
-            f"{len(failed)} of {len(groups)} groups could not be rolled out; first cause: {failed[0].error}; "
-            "fix it and run again to resume"
-        )
-    return groups
-
-
 async def _gather(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines concurrently and return their results; if one fails, cancel the others and wait for their end."""
     tasks = [asyncio.create_task(one) for one in work]
@@ -270,21 +153,36 @@ class _GroupRun:
         self._episodes = episodes
         self._sessions: list[GroupSession] = []
         self._options: Sequence[EpisodeOptions] = ()
+        over = rollouts.over_sampler
+        self._size = over.rule.num_started if over is not None else job.size
+        self._keeps_rest = job.keeps_rest or over is not None
+        self._lost: dict[int, ModelError | ToolError] = {}
+        """Error of each lost session, by number."""
+        self._too_long = ""
+        """Message about a prompt that cannot be trained on; empty if there is none."""
+        self._num_added = 0
+        self._made: dict[int, GroupTrajectory] = {}
+        """Finished trajectories, by session."""
+        self._race: Race | None = None
+        if over is not None:
+            is_audit = uniform(job.seed, "audit") <= over.rule.audit_share
+            self._race = Race(over.rule, self._reward_of, is_audit=is_audit)
+            self._is_audit = is_audit
 
     async def play(self) -> None:
         """Roll out all trajectories, from the question and by branching."""
-        size, branching = self._job.size, self._rollouts.branching
+        size, branching = self._size, self._rollouts.branching
         self._options = await self._rollouts.runtime.group_options(self._job.question, size, self._job.seed)
-        await self._start_sessions(min(branching.initial_rollouts, size))
+        await self._start_sessions(size if self._race else min(branching.initial_rollouts, size))
         while live := [session for session in self._sessions if session.is_active]:
-            if len(self._sessions) == size:
-                await self._run_concurrently(live, GroupSession.run_to_end)
+            if self._num_added == size:
+                await self._run_concurrently(live, self._run_to_end)
                 continue
-            await self._run_concurrently(live, GroupSession.advance)
+            await self._run_concurrently(live, self._advance)
             live = [session for session in live if session.is_active]
             await self._branch(live)
             if not live:
-                await self._start_sessions(size - len(self._sessions))
+                await self._start_sessions(size - self._num_added)
 
     async def _start_sessions(self, number: int) -> None:
         for _ in range(number):
@@ -295,7 +193,7 @@ class _GroupRun:
         branching = self._rollouts.branching
         for session in live:
             session.measure(self._rollouts.vocab_size)
-            for attempt in range(min(branching.beam_size - 1, self._job.size - len(self._sessions))):
+            for attempt in range(min(branching.beam_size - 1, self._size - self._num_added)):
                 draw = uniform(self._job.seed, "branch", session.number, session.num_rounds, attempt)
                 if branching.branches(draw, session.rise):
                     await self._add(session)
@@ -303,17 +201,25 @@ class _GroupRun:
     async def _add(self, parent: GroupSession | None) -> None:
         rollouts, job = self._rollouts, self._job
         prefix = parent.rollout.prefix() if parent else None
-        number = len(self._sessions)
+        number = self._num_added
+        self._num_added += 1
         seed = derive_seed(job.seed, number)
         options = parent.options if parent else self._options[number]
         time_left_s = parent.episode.time_left_s if parent else rollouts.rollout_time_s
-        episode = TimedEpisode(rollouts.runtime.episode(), time_left_s)
+        episode = TimedEpisode(rollouts.runtime.episode(), time_left_s, wall_limit_s=rollouts.wall_limit_s)
         self._episodes.push_async_callback(episode.close)
         inherited = parent.recorder.logprobs(prefix.ids, prefix.origins) if parent and prefix else ()
         recorder = Recorder(rollouts.engine.model, episode, inherited)
-        rollout = await rollouts.engine.with_turns_from(recorder).begin(
-            episode, job.question, seed=seed, deadline=math.inf, cache=NullCache(), prefix=prefix, options=options
-        )
+        begin = rollouts.engine.with_turns_from(recorder).begin
+        try:
+            rollout = await begin(
+                episode, job.question, seed=seed, deadline=math.inf, cache=NullCache(), prefix=prefix, options=options
+            )
+        except (ModelError, ToolError) as error:
+            await self._lose(number, episode, error)
+            if self._race is not None:
+                self._race.lose()
+            return
         session = GroupSession(
             number=number,
             parent=parent.number if parent else None,
@@ -349,21 +255,101 @@ class _GroupRun:
         finally:
             membership.leave(num_others)
 
-    async def trajectories(self) -> list[GroupTrajectory]:
-        """Return all trajectories; call it when all sessions have ended, before their episodes are closed."""
-        made = [await self._trajectory(session) for session in self._sessions]
-        if lost := sum(one.is_lost for one in (_item_of(trajectory) for trajectory in made)):
-            _log.warning(
-                "task %s: the prompts of %d rollouts are too long for a turn, so they have no reward; raise "
-                "rl.max_prompt_tokens, or leave the task out",
-                self._job.question.key,
-                lost,
-            )
-        return made
+    async def _advance(self, session: GroupSession) -> None:
+        await self._guarded(session, session.advance)
+
+    async def _run_to_end(self, session: GroupSession) -> None:
+        async def play() -> bool:
+            return await self._guarded(session, session.run_to_end) and await self._finish(session)
+
+        if self._race is None:
+            await self._guarded(session, session.run_to_end)
+        else:
+            await self._race.run(session.number, play)
+            session.is_active = False
+
+    async def _finish(self, session: GroupSession) -> bool:
+        """Keep the trajectory of a session that has ended; return False if infrastructure failed."""
+
+        async def finish() -> None:
+            self._made[session.number] = await self._trajectory(session)
+
+        return session.number in self._made or await self._guarded(session, finish)
+
+    async def _guarded(self, session: GroupSession, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do work of a session; return False if infrastructure failed and the session is lost alone."""
+        try:
+            await work()
+        except (ModelError, ToolError) as error:
+            await self._lose(session.number, session.episode, error)
+            session.is_active = False
+            return False
+        return True
+
+    async def _lose(self, number: int, episode: TimedEpisode, error: ModelError | ToolError) -> None:
+        if not self._keeps_rest or _is_permanent(error):
+            raise error
+        self._lost[number] = error
+        await episode.close()
+
+    async def _reward_of(self, number: int) -> float | None:
+        """Return the reward of a finished trajectory of an over-sampled group."""
+        sampler = self._rollouts.over_sampler
+        assert sampler is not None
+        alone = Group(self._job.group_id, self._job.question, [self._made[number]])
+        return await sampler.reward_of(alone)
+
+    async def group(self) -> Group:
+        """Return the group; call it when all sessions have ended, before their episodes are closed.
+
+        Raises the first error if too few trajectories are left.
+        """
+        for session in self._sessions if self._race is None else ():
+            if session.number not in self._lost:
+                await self._finish(session)
+        job, numbers = self._job, self._race.chosen() if self._race is not None else sorted(self._made)
+        kept = {number: self._made[number] for number in numbers}
+        if len(kept) < (min(2, job.size) if job.keeps_rest else job.size):
+            first = next(iter(self._lost.values()))
+            if not job.keeps_rest:
+                raise first
+            kept = {number: _dropped(one) for number, one in kept.items()}
+        prompt_ids = next((one.prompt_ids for one in kept.values()), [])
+        missing = [*sorted(self._lost), *range(self._num_added, job.size)]
+        for number in missing[: job.size - len(kept)]:
+            reason = lost_to(self._lost[number]) if number in self._lost else "group"
+            kept[number] = lost_trajectory(number, derive_seed(job.seed, number), prompt_ids, reason)
+        trajectories = [kept[number] for number in sorted(kept)]
+        group = Group(job.group_id, job.question, trajectories)
+        if self._lost or self._too_long:
+            cause = _words(next(iter(self._lost.values()))) if self._lost else self._too_long
+            group = replace(group, lost_cause=cause)
+        if self._race is None:
+            return group
+        started = tuple(self._started(number, kept, self._race) for number in range(self._num_added))
+        return replace(group, started=started, is_audit=self._is_audit)
+
+    def _started(self, number: int, kept: Mapping[int, GroupTrajectory], race: Race) -> StartedRollout:
+        """Return the facts of one rollout of an over-sampled group."""
+        use: RolloutUse = "unused" if number in race.in_time() else "audit"
+        if number in self._lost or (number in kept and kept[number].lost_to):
+            use = "lost"
+        elif number in kept:
+            use = "trained"
+        elif race.was_cancelled(number):
+            use = "cancelled"
+        elif not self._is_audit:
+            use = "unused"
+        sessions = {session.number: session for session in self._sessions}
+        recorder = sessions[number].recorder if number in sessions else None
+        tokens, turns = (recorder.num_sampled, recorder.num_turns) if recorder is not None else (0, 0)
+        place = race.order.index(number) if number in race.order else None
+        return StartedRollout(number, use, tokens, turns, race.rewards.get(number), place)
 
     async def _trajectory(self, session: GroupSession) -> GroupTrajectory:
         trajectory = await session.rollout.finish()
         samples = group_samples(trajectory, session.recorder, self._rollouts.engine.limits, self._rollouts.max_samples)
+        self._note_long_prompt(trajectory)
         return GroupTrajectory(
             session=session.number,
             samples=samples,
@@ -372,3 +358,17 @@ class _GroupRun:
             branch_depth=session.depth,
             seed=session.seed,
         )
+
+    def _note_long_prompt(self, trajectory: Trajectory) -> None:
+        """Keep a message if a prompt left no room for a turn, so that its rollout has no reward."""
+        if trajectory.status == CONTEXT_FULL and not trajectory.num_turns:
+            length = len(trajectory.samples[0].prompt_ids_for_training)
+            self._too_long = (
+                f"task {self._job.question.key} begins with {length:,} tokens, more than rl.max_prompt_tokens = "
+                f"{self._rollouts.engine.limits.max_prompt_tokens}; raise it, or leave the task out"
+            )
+
+
+def _dropped(one: GroupTrajectory) -> GroupTrajectory:
+    """Return what takes the place of the trajectory of a group of which too few are left."""
+    return lost_trajectory(one.session, one.seed, one.prompt_ids, "group")

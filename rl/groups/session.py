@@ -7,8 +7,10 @@ docs/behaviour/group-rollouts.md, part "Infrastructure and time".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from treadle.agent.contract import (
     Episode,
@@ -20,30 +22,39 @@ from treadle.agent.contract import (
     StepContext,
     Task,
 )
+from treadle.agent.jobs.wall_limit import wall_limit, within
 from treadle.agent.model_types import CompletionModel
 from treadle.agent.rollout import Rollout
 from treadle.agent.token_ids import ORIGIN_SAMPLED
 from treadle.agent.trajectory import Sample
 from treadle.core.errors import DeadlineExceeded
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.core.work_clock import timed_work
+from treadle.core.work_clock import WorkClock, timed_work
 from treadle.rl.groups.branching import turn_entropy
+
+T = TypeVar("T")
 
 
 class TimedEpisode:
     """Episode whose calls use up a trajectory's time: the recorded duration of each call, without waiting.
 
+    An environment that does not keep to its time is given up after `wall_limit_s`: all its methods together may take so
+    long on the work clock. Then they raise a retryable ToolError.
+
     Attributes:
         time_left_s: Seconds left.
     """
 
-    def __init__(self, episode: Episode, time_left_s: float) -> None:
+    def __init__(self, episode: Episode, time_left_s: float, *, wall_limit_s: float = math.inf) -> None:
         self.time_left_s = time_left_s
         self._episode = episode
+        self._wall_limit_s = self._wall_left_s = wall_limit(wall_limit_s, time_left_s)
+        self._is_closed = False
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         """Reset the episode; see `Episode`."""
-        return await self._episode.reset(task, options)
+        with timed_work() as clock:
+            return await self._limited(clock, self._episode.reset(task, options))
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Run one step; see `Episode`.
@@ -55,22 +66,35 @@ class TimedEpisode:
         with timed_work() as clock:
             began = clock.time()
             deadline = min(context.deadline, began + left_s)
-            observation = await self._episode.step(turn, replace(context, deadline=deadline, budget_s=left_s))
+            step = self._episode.step(turn, replace(context, deadline=deadline, budget_s=left_s))
+            observation = await self._limited(clock, step)
             # The work clock stops while infrastructure holds a call up, so it bounds the recorded durations.
             self.time_left_s -= min(sum(call.seconds for call in observation.calls), clock.time() - began)
         return observation
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Replay an observation; see `Episode`."""
-        await self._episode.replay(turn, observation, context)
+        with timed_work() as clock:
+            await self._limited(clock, self._episode.replay(turn, observation, context))
 
     async def outcome(self) -> Outcome | None:
         """Return the episode's outcome; see `Episode`."""
-        return await self._episode.outcome()
+        with timed_work() as clock:
+            return await self._limited(clock, self._episode.outcome())
 
     async def close(self) -> None:
-        """Close the episode; see `Episode`."""
-        await self._episode.close()
+        """Close the episode, once; see `Episode`."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._episode.close()
+
+    async def _limited(self, clock: WorkClock, work: Coroutine[Any, Any, T]) -> T:
+        """Await a method of the episode within what is left of the wall limit."""
+        began = clock.time()
+        try:
+            return await within(clock, self._wall_left_s, work, limit_s=self._wall_limit_s)
+        finally:
+            self._wall_left_s -= clock.time() - began
 
 
 class Recorder:
@@ -99,6 +123,16 @@ class Recorder:
     def last(self) -> Completion | None:
         """The newest completion."""
         return self._answers[-1][1] if self._answers else None
+
+    @property
+    def num_turns(self) -> int:
+        """Number of completions so far."""
+        return len(self._answers)
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of tokens of all completions so far."""
+        return sum(completion.completion_tokens for _, completion in self._answers)
 
     def logprobs(self, ids: Sequence[int], origins: Sequence[int]) -> list[float]:
         """Return the log-probability of each id after the prompt; 0.0 if it was not sampled."""

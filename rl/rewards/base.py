@@ -61,9 +61,9 @@ class GroupItem:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def is_lost(self) -> bool:
-        """Whether the policy never had a turn: infrastructure failed, or the prompt left no room for one."""
-        return self.status == FAILED or (self.status == CONTEXT_FULL and not self.num_turns)
+    def was_played(self) -> bool:
+        """False if infrastructure lost it, or if its prompt left no room for a turn; then it has no reward."""
+        return self.status != FAILED and not (self.status == CONTEXT_FULL and not self.num_turns)
 
     @property
     def gave_answer(self) -> bool:
@@ -131,6 +131,8 @@ class RewardRule(Entry):
 
     PARTS: ClassVar[Mapping[str, str]] = {}
     """Name -> description of the parts of a reward, the most telling ones first: curves show the first that change."""
+    COMPARES_GROUP: ClassVar[bool] = True
+    """Whether the reward of an item depends on other items of its group; False allows over-sampling."""
 
     type: str = "efficiency"
     """Type of the rule: `efficiency`, `outcome`, `em`, `planning`, `judge`, `my_file.py:Class` for a class in a file

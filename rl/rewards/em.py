@@ -18,6 +18,8 @@ class EmReward(RewardRule):
 
     PARTS: ClassVar[Mapping[str, str]] = {"em": "1 if the answer matches exactly, else 0"}
 
+    COMPARES_GROUP: ClassVar[bool] = False
+
     type: str = "em"
     """Type of the rule."""
     expected: Expected = "any"

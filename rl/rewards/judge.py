@@ -51,6 +51,8 @@ class JudgeReward(RewardRule):
 
     PARTS: ClassVar[Mapping[str, str]] = {"judged": "1 if the judge finds the answer right, else 0"}
 
+    COMPARES_GROUP: ClassVar[bool] = False
+
     type: str = "judge"
     """Type of the rule."""
     model: ModelSettings | None = None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from treadle.rl.rewards.base import Reward, RewardGroup, RewardRule
 
 
 class OutcomeReward(RewardRule):
     """The score itself: correctness by the gold answers, or what an environment or a tool gave."""
+
+    COMPARES_GROUP: ClassVar[bool] = False
 
     type: str = "outcome"
     """Type of the rule."""

@@ -24,8 +24,9 @@ class RewardedItem:
 
     Attributes:
         reward: The reward. An item that was not scored gets the mean of the scored ones, so that its advantage is 0.
-        scored: False if infrastructure lost the trajectory, or if the rule gave no reward; excluded from all means.
-        parts: Parts of the reward by name; empty if infrastructure lost the trajectory.
+        scored: False if the trajectory was lost or its prompt was too long, or if the rule gave no reward; excluded
+            from all means.
+        parts: Parts of the reward by name; empty if the rule was not asked.
         notes: Codes that explain the reward.
         score: The verdict's score, limited to [0, 1]; None without a verdict.
         answer: The extracted prediction.
@@ -55,7 +56,7 @@ def reward_items(rule: RewardRule, group: RewardGroup, *, overlong_limit: int | 
     Raises EngineError, naming rule and task, if the rule raises or returns something else than a `Reward` with usable
     numbers and declared parts for each item.
     """
-    kept = [place for place, item in enumerate(group.items) if not item.is_lost]
+    kept = [place for place, item in enumerate(group.items) if item.was_played]
     known = replace(
         group,
         items=[group.items[place] for place in kept],

@@ -28,6 +28,10 @@ _PANELS: tuple[tuple[str, StepValue, ValidationValue | None], ...] = (
     ("share out of time", lambda step: step.timeout, None),
     ("groups with unequal rewards", lambda step: unequal_share(step), None),
 )
+_OVER_SAMPLING: tuple[tuple[str, StepValue, ValidationValue | None], ...] = (
+    ("length of cancelled rollouts so far", lambda step: step.cancelled_length, None),
+    ("length bias in audited groups", lambda step: step.length_bias, None),
+)
 _PANELS_PER_ROW = 4
 _MAX_ENVIRONMENT_PANELS = 6
 """Maximum number of environments that are drawn."""
@@ -99,7 +103,8 @@ def draw_curves(
     """
 
     shown = changing_parts(steps, declared_parts)[:_MAX_PART_PANELS]
-    panels = [*_PANELS, *_environment_panels(steps), *map(_part_panel, shown)]
+    over = _OVER_SAMPLING if any(step.num_cancelled is not None for step in steps) else ()
+    panels = [*_PANELS, *over, *_environment_panels(steps), *map(_part_panel, shown)]
     num_rows = math.ceil(len(panels) / _PANELS_PER_ROW)
 
     def draw(figure: Any) -> None:

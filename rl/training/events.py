@@ -74,6 +74,23 @@ class RlStep:
     num_surplus_groups: int | None = None
     """Number of groups with different rewards that dynamic sampling did not need."""
 
+    num_lost: int | None = None
+    """Number of rollouts without a reward because infrastructure failed each time; None if none was lost."""
+    num_lost_groups: int | None = None
+    """Number of groups of which too few rollouts were left."""
+    num_cancelled: int | None = None
+    """Number of rollouts that over-sampling cancelled; None without it, as are the others."""
+    cancelled_length: float | None = None
+    """Mean tokens that the policy had written in them."""
+    num_unused: int | None = None
+    """Number of rollouts that finished in time and were not chosen."""
+    num_audited_groups: int | None = None
+    """Number of groups in which nothing was cancelled."""
+    length_bias: float | None = None
+    """Mean over these of the tokens of trained rollouts minus those of all rollouts; None without audited groups."""
+    reward_bias: float | None = None
+    """The same for rewards."""
+
     def as_row(self) -> dict[str, Any]:
         """Return a row of `rl_log`."""
         environments = [{"environment": name, **asdict(own)} for name, own in sorted((self.environments or {}).items())]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from treadle.rl.rewards.base import FAILED
 from treadle.rl.rewards.rewarded import RewardedItem
 
 CUT_OFF = frozenset({"length", "budget", "context_full"})
@@ -36,10 +37,18 @@ def step_figures(groups: Iterable[Sequence[RewardedItem]], environments: Sequenc
         "answered": _mean(reward.status == "answered" for reward in rewards),
         "cut_off": _mean(reward.status in CUT_OFF for reward in rewards),
         "timeout": _mean(reward.status == "timeout" for reward in rewards),
+        **_lost(groups),
         "tool_failures": _mean(reward.tool_failures for reward in rewards),
         **_common_means(rewards),
         **of_each,
     }
+
+
+def _lost(groups: Sequence[Sequence[RewardedItem]]) -> dict[str, int]:
+    """Return the numbers of rollouts, and of whole groups, that infrastructure lost; empty if there are none."""
+    lost = [sum(reward.status == FAILED for reward in group) for group in groups]
+    whole = sum(count == len(group) for count, group in zip(lost, groups, strict=True))
+    return {"num_lost": sum(lost), "num_lost_groups": whole} if any(lost) else {}
 
 
 def environment_figures(by_environment: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, float]]:

@@ -11,7 +11,7 @@ import orjson
 
 from treadle.core.runs.stage import StageContext
 from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
-from treadle.rl.groups.dump import drawn_questions, read_steps
+from treadle.rl.groups.dump import drawn_questions, read_steps, started_rollouts
 from treadle.rl.training.curves import draw_curves
 from treadle.rl.training.engine_rows import StoredRows
 from treadle.rl.training.launch import Reinforcement, RlFolder
@@ -61,6 +61,10 @@ def write_outputs(context: StageContext, folder: RlFolder, trained: Trained) -> 
         drawn = drawn_questions(folder.rollouts, done.num_steps)
         content = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in drawn)
         context.add_file(CHECKPOINTS.kind, "draws.jsonl", content)
+    if plan.options.oversample is not None:
+        started = started_rollouts(folder.rollouts, done.num_steps)
+        content = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in started)
+        context.add_file(CHECKPOINTS.kind, "started.jsonl", content)
     context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())
     metrics = record_metrics(plan, done, policy_in=trained.policy_in, num_too_long=rows.num_too_long)
     context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, done.model)

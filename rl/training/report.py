@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.figures import Figures, escape, render_figures
+from treadle.rl.groups.oversampling_report import OverSampled, oversampling_figures
 from treadle.rl.training.curves import (
     changing_parts,
     end_steps,
@@ -71,6 +73,9 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
         "rollouts": sum(step.num_rollouts for step in done.steps),
         "groups": sum(step.num_groups for step in done.steps),
         "equal_groups": sum(step.num_equal_groups for step in done.steps),
+        "lost_rollouts": sum(step.num_lost or 0 for step in done.steps),
+        "lost_groups": sum(step.num_lost_groups or 0 for step in done.steps),
+        **_bias_metrics(done.steps),
         "first_reward": done.steps[0].reward,
         **{f"last_{name}": getattr(last, name) for name in ("reward", "score", "calls", "length")},
         **{f"last_part.{name}": value for name, value in (last.parts or {}).items()},
@@ -79,6 +84,12 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
     if (chosen := done.chosen_validation) is not None:
         facts |= {f"validation_{name}": getattr(chosen.overall, name) for name in ("score", "efficiency")}
     return facts
+
+
+def _bias_metrics(steps: Sequence[RlStep]) -> dict[str, Any]:
+    """Return the metrics of over-sampling; empty without it."""
+    over = OverSampled.of([step.as_row() for step in steps])
+    return {} if over is None else {f"oversample_{name}": value for name, value in asdict(over).items()}
 
 
 def by_environment(metric: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,6 +114,7 @@ def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_h
         render_figures(
             [
                 _step_figures(done.steps, options.reward_parts),
+                *oversampling_figures([step.as_row() for step in done.steps]),
                 *_environment_figures(done.steps),
                 *_validation_figures(done, plan.num_validation_rows, num_held_out),
             ]

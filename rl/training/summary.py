@@ -9,6 +9,7 @@ from treadle.core.figures import Figures
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
+from treadle.rl.groups.oversampling_report import oversampling_figures
 from treadle.rl.training.tables import RL_LOG
 from treadle.stages.report import Metrics, StageReport, telemetry_rows
 
@@ -25,7 +26,8 @@ _SHOWN = {
 def rl_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettings]) -> StageReport:
     """Return what was trained, the curves of the training, and its steps."""
     log = telemetry_rows(record, run, RL_LOG.kind)
-    return StageReport(rl_sentences(record.metrics), rl_figures(log), rl_steps(log))
+    figures = [*rl_figures(log), *oversampling_figures(log)]
+    return StageReport(rl_sentences(record.metrics), figures, rl_steps(log))
 
 
 def rl_sentences(metrics: Metrics) -> list[str]:
@@ -36,6 +38,11 @@ def rl_sentences(metrics: Metrics) -> list[str]:
         f"In {metrics['equal_groups']:,} of {metrics['groups']:,} groups all rewards were equal, so they gave no "
         "training signal.",
     ]
+    if lost := metrics.get("lost_rollouts"):
+        sentences.append(
+            f"{lost:,} rollouts were lost to infrastructure and left out, {metrics['lost_groups']:,} whole groups "
+            "among them."
+        )
     handed_over = f"The policy of step {metrics['chosen_step']:,} is exported"
     if (score := metrics.get("validation_score")) is None:
         return [*sentences, f"{handed_over}."]

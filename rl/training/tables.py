@@ -66,7 +66,7 @@ _ENVIRONMENTS = pa.list_(
 
 RL_LOG = Table(
     "rl_log",
-    6,
+    7,
     ("step",),
     pa.schema(
         [
@@ -100,6 +100,21 @@ RL_LOG = Table(
                 "groups with different rewards that it did not need; null without dynamic sampling",
                 nullable=True,
             ),
+            column(
+                "num_lost",
+                pa.int64(),
+                "rollouts without a reward because infrastructure failed each time; null if none was lost",
+                nullable=True,
+            ),
+            column("num_lost_groups", pa.int64(), "groups of which too few rollouts were left", nullable=True),
+            column("num_cancelled", pa.int64(), "rollouts cancelled; null without `oversample`", nullable=True),
+            column("cancelled_length", pa.float64(), "mean tokens sampled by the policy in them", nullable=True),
+            column("num_unused", pa.int64(), "finished rollouts that were not chosen; null like these", nullable=True),
+            column("num_audited_groups", pa.int64(), "groups in which nothing was cancelled", nullable=True),
+            column(
+                "length_bias", pa.float64(), "in them, mean length of trained rollouts minus that of all", nullable=True
+            ),
+            column("reward_bias", pa.float64(), "the same for rewards; null without audited groups", nullable=True),
             column("loss", pa.float64(), "policy loss; null if none is logged", nullable=True),
             column("entropy", pa.float64(), "mean entropy of the policy; null if none is logged", nullable=True),
             column("learning_rate", pa.float64(), "at this step; null if none is logged", nullable=True),

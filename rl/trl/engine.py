@@ -98,6 +98,11 @@ class TrlEngine(RlEngine):
     typed_keys: ClassVar[Mapping[str, str]] = TYPED_KEYS
     refused_keys: ClassVar[Mapping[str, str]] = REFUSED_KEYS
 
+    @property
+    def cancels_rollouts(self) -> bool:
+        """True: rollouts end between two batches of requests."""
+        return True
+
     def check_plan(self, plan: RlPlan) -> None:
         """Generate TRL's arguments; raise ConfigError for what it does not support."""
         trl_arguments(plan, Path("/training/output"))

@@ -14,7 +14,8 @@ from treadle.rl.engine.group_source import GroupSource, ScoredGroup
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
 from treadle.rl.engine.trl.sample_rows import SampleRow, rows_of_updates
 from treadle.rl.engine.trl.step_rows import StepRows
-from treadle.rl.groups.dump import rollout_row, write_draws, write_step
+from treadle.rl.groups.dump import rollout_row, write_draws, write_started, write_step
+from treadle.rl.groups.oversampling import oversampling_figures
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import environment_figures, step_figures
 from treadle.rl.training.plan import RlPlan
@@ -102,6 +103,8 @@ class RolloutFunction:
     ) -> None:
         names = [scored.group.question.environment for scored in everyone] if self._plan.is_mixed else None
         figures = {**step_figures([scored.rewards for scored in everyone], names), **drawn}
+        if self._plan.options.oversample is not None:
+            figures |= oversampling_figures((one.group.started, one.group.is_audit) for one in everyone)
         self._reporter.set_figures(figures)
         for name, value in figures["parts"].items():
             # TRL logs these with its own metrics, to the trackers too.
@@ -115,6 +118,8 @@ class RolloutFunction:
                 (one.group, pair) for one in everyone for pair in zip(one.group.trajectories, one.rewards, strict=True)
             ]
             write_step(self._dump, step, [rollout_row(step, group, *pair) for group, pair in pairs])
+            if self._plan.options.oversample is not None:
+                write_started(self._dump, step, [one.group for one in everyone])
 
 
 def _drawn(one: ScoredGroup) -> tuple[dict[str, str], Sequence[RewardedItem]]:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.engine.verl.served_model import VerlModel
 from treadle.rl.environment import OpenEnvironment, open_environments
-from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.attempts import require_groups
 from treadle.rl.groups.dump import rollout_row
-from treadle.rl.groups.rollout import Group, GroupJob, GroupTrajectory, require_groups
+from treadle.rl.groups.group import Group, GroupJob, GroupTrajectory
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
 
@@ -104,13 +104,23 @@ class LoopHost:
             max_response_tokens=options.max_response_tokens,
             max_model_len=options.max_prompt_tokens + options.max_response_tokens,
         )
-        branching = Branching(size) if sample.validates else options.branching
+        branching = options.branching
+        if sample.validates:
+            branching = replace(branching, initial_rollouts=size)
         rollouts = environment.groups(
-            engine, branching, vocab_size=self._vocab_size, max_prompt_tokens=options.max_prompt_tokens
+            engine,
+            branching,
+            vocab_size=self._vocab_size,
+            max_prompt_tokens=options.max_prompt_tokens,
+            wall_limit_s=options.wall_limit_s,
         )
         seed = derive_seed(self._plan.seed, sample.split, sample.step, sample.index)
         task = self._payloads.added_to(sample.question)
-        (group,) = await require_groups(rollouts, [GroupJob(sample.group_id, task, size, seed)])
+        (group,) = await require_groups(
+            rollouts,
+            [GroupJob(sample.group_id, task, size, seed)],
+            attempts=options.attempts,
+        )
         # Computer algebra may take seconds, and other groups are rolled out on this event loop.
         rewards = await asyncio.to_thread(self._rewards, sample, group)
         self._store(sample, group, rewards)

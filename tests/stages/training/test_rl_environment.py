@@ -16,9 +16,9 @@ from treadle.core.llm.config import Sampling
 from treadle.core.store.storage import LocalStorage
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.environment import ResidentEnvironments
+from treadle.rl.groups.attempts import require_groups
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
-from treadle.rl.groups.rollout import require_groups
 from treadle.rl.training.engine_environments import local_environment
 from treadle.web.keys import search_key
 from treadle.web.record.table import write_record

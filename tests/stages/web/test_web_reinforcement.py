@@ -33,9 +33,10 @@ from treadle.environments.question.settings import QuestionSettings
 from treadle.eval.tables import SCORES
 from treadle.rl.config import RlSettings
 from treadle.rl.environment import ResidentEnvironments
+from treadle.rl.groups.attempts import require_groups
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
-from treadle.rl.groups.rollout import Group, require_groups
+from treadle.rl.groups.group import Group
 from treadle.rl.selection.entry import SELECTION_STAGE
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.rl.training.figures import step_figures

@@ -28,7 +28,8 @@ from treadle.rl.credit.outcome import group_advantages
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching
-from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts
+from treadle.rl.groups.group import Group, GroupJob
+from treadle.rl.groups.rollout import GroupRollouts
 
 SEARCH = "<think>look</think><search>q</search>"
 ANSWER = "<think>done</think><answer>\\boxed{1}</answer>"

@@ -38,7 +38,8 @@ from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl import rollout_function
 from treadle.rl.engine.trl import trainer as trl_trainer
 from treadle.rl.engine.trl.events import TrlReporter
-from treadle.rl.groups.rollout import GroupTrajectory, require_groups
+from treadle.rl.groups.attempts import require_groups
+from treadle.rl.groups.group import GroupTrajectory
 from treadle.rl.groups.samples import GroupSample
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import trl_arguments

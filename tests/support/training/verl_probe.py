@@ -42,7 +42,8 @@ from treadle.rl.engine.verl.compose import compose_config
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.host import LoopHost
 from treadle.rl.environment import OpenEnvironment
-from treadle.rl.groups.rollout import GroupJob, require_groups
+from treadle.rl.groups.attempts import require_groups
+from treadle.rl.groups.group import GroupJob
 from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.config import override_lines, verl_overrides

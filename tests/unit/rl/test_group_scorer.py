@@ -18,7 +18,7 @@ from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.scorers.registry import SCORERS
 from treadle.rl.config import AlgebraLimits
 from treadle.rl.engine.scorer import open_scorer, require_algebra
-from treadle.rl.groups.rollout import Group
+from treadle.rl.groups.group import Group
 from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.plan import RlPlan
 

@@ -30,7 +30,7 @@ from treadle.rl.credit.registry import CREDITS, is_default
 from treadle.rl.engine.errors import BadPlan
 from treadle.rl.engine.rows import plan_of, require_unedited
 from treadle.rl.engine.scorer import open_scorer
-from treadle.rl.groups.rollout import Group
+from treadle.rl.groups.group import Group
 from treadle.rl.rewards.base import GroupItem
 from treadle.rl.rewards.efficiency import EfficiencyReward
 from treadle.rl.rewards.outcome import OutcomeReward

@@ -23,7 +23,7 @@ from treadle.core.errors import StageFailed
 from treadle.core.store.parquet import TableWriter
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.groups.dump import read_steps, rollout_row, write_step
-from treadle.rl.groups.rollout import Group, GroupTrajectory
+from treadle.rl.groups.group import Group, GroupTrajectory
 from treadle.rl.groups.samples import GroupSample
 from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.checkpoint_checks import check_greedy, check_weights, tensors

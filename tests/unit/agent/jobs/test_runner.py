@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import pytest
+from support.servers import own_clock
 
 from treadle.agent.jobs.runner import JobRunner
+from treadle.agent.jobs.status import Rate, reporting
 from treadle.core.errors import EndpointUnavailable
 
 
@@ -36,3 +39,35 @@ async def test_jobs_never_tried_in_a_pass_stay_pending(caplog: pytest.LogCapture
     await job_runner.work(len(jobs))
     assert "40 rollouts are pending, trying again in 0 s" in caplog.messages
     assert finished == {job.key for job in jobs} and not job_runner.last.errors
+
+
+def test_status_is_reported_while_nothing_finishes() -> None:
+    seen: list[tuple[float, dict[str, int]]] = []
+    jobs, finished = [Numbered(str(number)) for number in range(6)], set[str]()
+
+    async def make(job: Numbered) -> None:
+        if job.key == "0":
+            raise EndpointUnavailable("away")
+        await asyncio.sleep(21.0)
+        finished.add(job.key)
+
+    async def work() -> None:
+        options = Options(max_concurrent=2, pending_retries=0)
+        runner = JobRunner(options, lambda: (job for job in jobs if job.key not in finished), make, noun="rollouts")
+        async with reporting(lambda: seen.append((asyncio.get_running_loop().time(), runner.status()))):
+            await runner.work(len(jobs))
+
+    own_clock.run(work())
+    assert seen[0] == (5.0, {"queued": 3, "running": 2, "failed": 1})
+    times = [time for time, _ in seen]
+    assert all(later - earlier <= 10 for earlier, later in zip(times, times[1:], strict=False))
+    assert seen[4] == (25.0, {"queued": 1, "running": 2, "failed": 1})
+    assert seen[-1] == (63.0, {"queued": 0, "running": 0, "failed": 1})
+
+
+def test_rate_counts_each_token_once_over_the_last_minute() -> None:
+    rate = Rate()
+    # 10 tokens per second for two minutes, then a stall.
+    found = [rate.per_s(5.0 * tick, 10 * min(5 * tick, 120)) for tick in range(40)]
+    assert found[0] == 0.0 and found[1:25] == [10.0] * 24
+    assert found[30] == 5.0 and found[36:] == [0.0] * 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.custom.kind import CustomType
 from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.types import Resources
+from treadle.rl.config import RlOptions
+from treadle.rl.credit.outcome import group_advantages
 from treadle.rl.engine.errors import BadPlan
 from treadle.rl.engine.group_source import open_source
 from treadle.rl.engine.rows import Payloads, read_tasks
@@ -32,7 +36,7 @@ from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.host import LoopHost
 from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.environment import OpenEnvironment
-from treadle.rl.groups.dump import rollout_row
+from treadle.rl.groups.dump import rollout_row, started_rollouts, write_started
 from treadle.rl.training.stored_rows import PAYLOAD_SCHEMA
 from treadle.rl.verl.rows import TRAINING_SCHEMA
 
@@ -196,3 +200,46 @@ def test_missing_payload_is_refused(tmp_path: Path) -> None:
     payloads = Payloads(write_payloads(tmp_path / "payloads.parquet"))
     with pytest.raises(BadPlan, match="payload of task z is missing"):
         payloads.added_to(Task("z", "Guess."))
+
+
+@pytest.mark.covers("service-18")
+def test_tasks_that_share_an_id_of_their_environment_are_groups_of_their_own(
+    tmp_path: Path, codec: ChatTokenizer
+) -> None:
+    """Synthetic tasks share the `task_id` of their seed; groups are joined by the question."""
+    made = [replace(task, payload={**task.payload, "task_id": "seed-7"}) for task in tasks(tmp_path)]
+    plan, player = plan_of(), Player(codec)
+    with open_source(
+        plan, {}, {"default": SETTINGS}, lambda many: [player(one) for one in many], codec,
+        max_model_len=None, max_batch=None,
+    ) as source:  # fmt: skip
+        groups = source.step(1, made)
+    assert len({one.group.group_id for one in groups}) == 3
+    assert [one.group.question.key for one in groups] == list(SECRETS)
+    # Each group is compared with itself alone: its two rewards are equal, those of the groups are not.
+    found = [[reward.reward for reward in one.rewards] for one in groups]
+    assert found == [[1.0] * 2, [pytest.approx(0.7)] * 2, [pytest.approx(0.7)] * 2]
+    assert [group_advantages(rewards) for rewards in found] == [[0.0] * 2] * 3
+
+
+def test_source_over_samples_training_but_not_validation(tmp_path: Path, codec: ChatTokenizer) -> None:
+    plan = plan_of()
+    options = RlOptions(engine="trl", group_size=2, oversample=3.0, audit_share=0.5, reward="outcome")
+    plan, player = plan.model_copy(update={"options": options}), Player(codec)
+    with open_source(
+        plan, {}, {"default": SETTINGS}, lambda many: [player(one) for one in many], codec,
+        max_model_len=None, max_batch=None,
+    ) as source:  # fmt: skip
+        groups, validated = source.step(1, tasks(tmp_path)), source.validate(tasks(tmp_path))
+        again = source.step(1, tasks(tmp_path))
+    assert [len(one.rewards) for one in groups] == [2] * 3 and len(validated) == 3
+    assert [len(one.group.started) for one in groups] == [6] * 3
+    # All play alike, so all finish with the same batch and the same reward, and none has to be cancelled.
+    rewards = [one.reward for one in groups[1].group.started if one.reward is not None]
+    assert len(rewards) >= 4 and rewards == pytest.approx([0.7] * len(rewards))
+    assert [one.group.started for one in again] == [one.group.started for one in groups]
+    write_started(tmp_path, 1, [one.group for one in groups])
+    lines = list(started_rollouts(tmp_path, 1))
+    assert len(lines) == 18 and {line["use"] for line in lines} <= {"trained", "unused", "audit", "cancelled"}
+    assert Counter(line["use"] for line in lines)["trained"] == 6
+    assert not list(started_rollouts(tmp_path, 0)), "steps of a state that was lost do not count"

@@ -32,7 +32,7 @@ from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.host import LoopHost, RewardedTrajectory, host_of
 from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.environment import OpenEnvironment
-from treadle.rl.groups.rollout import Group
+from treadle.rl.groups.group import Group
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.training.tables import RL_ROLLOUTS

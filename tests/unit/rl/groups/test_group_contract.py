@@ -10,8 +10,8 @@ from support.training.scripted_groups import CONTRACT_JOBS, contract_facts, cont
 
 from treadle.core.chat import ChatTokenizer
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.rl.groups.attempts import require_groups
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
-from treadle.rl.groups.rollout import require_groups
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "group_rollouts.json"
 

@@ -32,9 +32,11 @@ from treadle.core.work_clock import work_clock
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.runtime import QuestionRuntime
 from treadle.retriever.index import Hit
+from treadle.rl.groups.attempts import require_groups
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
-from treadle.rl.groups.rollout import Group, GroupRollouts, require_groups, roll_out_groups
+from treadle.rl.groups.group import Group
+from treadle.rl.groups.rollout import GroupRollouts, roll_out_groups
 
 
 class Counted(QuestionEpisode):

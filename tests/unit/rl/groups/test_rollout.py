@@ -35,7 +35,8 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
-from treadle.rl.groups.rollout import Group, roll_out_groups
+from treadle.rl.groups.group import Group
+from treadle.rl.groups.rollout import roll_out_groups
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import step_figures
 

@@ -1,0 +1,45 @@
+"""Report the state of running jobs by the clock, so that a stall is visible although nothing finishes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+STATUS_INTERVAL_S = 5.0
+_RATE_WINDOW_S = 60.0
+
+
+class Rate:
+    """Rate of a growing count over the last minute."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def per_s(self, now_s: float, count: int) -> float:
+        """Return the growth per second since a minute ago, or since the first call; 0 at first."""
+        self._seen.append((now_s, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now_s - _RATE_WINDOW_S:
+            self._seen.popleft()
+        since_s, before = self._seen[0]
+        return (count - before) / (now_s - since_s) if now_s > since_s else 0.0
+
+
+@contextlib.asynccontextmanager
+async def reporting(report: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `report` every `STATUS_INTERVAL_S` seconds during the block, and at its end."""
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(STATUS_INTERVAL_S)
+            report()
+
+    task = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        report()
