@@ -7,6 +7,7 @@ import contextvars
 import threading
 from collections.abc import Iterator, Sequence
 
+from treadle.core.companions.kept import absolute, kept_companion, not_ready, same_program
 from treadle.core.companions.readiness import answers
 from treadle.core.companions.settings import CompanionSettings
 from treadle.core.companions.start import companions_folder, start_ready
@@ -63,6 +64,12 @@ class _Companions:
         self._notify(f"{settings.title} is ready")
 
     def _is_running(self, settings: CompanionSettings) -> bool:
+        kept = kept_companion(settings.name)
+        if kept is not None and kept.is_alive() and same_program(kept.settings, absolute(settings)):
+            if kept.state() != "ready":
+                raise not_ready(kept)
+            self._notify(f"{settings.title} is kept running; it is used and left running")
+            return True
         if settings.ready_url is None or not answers(settings.ready_url):
             return False
         if not settings.reuse:
