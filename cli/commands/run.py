@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,15 +29,27 @@ if TYPE_CHECKING:
 @click.option(
     "--without", multiple=True, metavar="INSTANCE", help="Skip this instance, reusing its result if there is one."
 )
+@click.option(
+    "--from-record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Use the configuration in this record of a launch, runs/NAME/launches/*.json.",
+)
 @work_options
-def run(asked: WorkOptions, run_id: str, start_from: str | None, without: tuple[str, ...]) -> None:
+def run(
+    asked: WorkOptions, run_id: str, start_from: str | None, without: tuple[str, ...], from_record: Path | None
+) -> None:
     """Run all stages of a run, or continue it.
 
     Several CONFIG files are merged, later ones win. Without one, the run's own configuration is used.
     """
-    from treadle.tasks.planning.run_setup import configuration_of
+    from treadle.tasks.planning.run_setup import configuration_of, recorded_config
 
-    config = configuration_of(asked.root, run_id, asked.configs, asked.overrides)
+    if from_record is not None and asked.configs:
+        raise click.UsageError("--from-record has a whole configuration; name no CONFIG with it")
+    if from_record is not None:
+        config = recorded_config(from_record, asked.overrides)
+    else:
+        config = configuration_of(asked.root, run_id, asked.configs, asked.overrides)
     run_flow(config, run_id, asked, start_from, without)
 
 
