@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from treadle.core.companions.kept import absolute, kept_companion, not_ready, same_program
 from treadle.core.companions.readiness import answers
 from treadle.core.companions.settings import CompanionSettings
-from treadle.core.companions.start import companions_folder, start_ready
+from treadle.core.companions.start import companions_folder, failed, start_ready
 from treadle.core.engines.cache import Notify, cache_lock
 from treadle.core.engines.process import Child, log_tail
 from treadle.core.errors import EngineError
@@ -82,7 +82,7 @@ class _Companions:
     def _check(self) -> None:
         for child in self._children:
             if child.poll() is not None:
-                raise EngineError(f"{child.name} ended with code {child.poll()}; log: {child.log_path}")
+                raise failed(child, f"ended with code {child.poll()} before the others were ready", self._notify)
 
     def watch(self) -> None:
         """Report companions that end, from a thread of its own."""

@@ -84,21 +84,21 @@ def _wait(child: Child, settings: CompanionSettings, notify: Notify, check: Call
         ready = readiness.is_ready()
         # After the request: another program may answer at the address of one that has ended.
         if (code := child.wait(0 if ready else _POLL_S)) is not None:
-            raise _failed(child, f"ended with code {code} before it was ready", notify)
+            raise failed(child, f"ended with code {code} before it was ready", notify)
         check()
         if ready:
             return
         now = clock.time()
         if now - began > settings.start_timeout_s:
             what = f"was not ready within {settings.start_timeout_s:g} s (companions.start_timeout_s)"
-            raise _failed(child, what, notify)
+            raise failed(child, what, notify)
         if now - said > _PROGRESS_S:
             said = now
             notify(f"  {settings.title} is still starting after {now - began:.0f} s")
 
 
-def _failed(child: Child, what: str, notify: Notify) -> EngineError:
-    """Show the end of the log of a companion, and return the error."""
+def failed(child: Child, what: str, notify: Notify) -> EngineError:
+    """Show the end of the log of a companion that failed, and return the error: what happened, and where the log is."""
     for line in log_tail(child.log_path, _TAIL_LINES).splitlines():
         notify(f"  {line}")
     return EngineError(f"{child.name} {what}; log: {child.log_path}")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.runs.processes import until
 
+from treadle.core.companions.readiness import LogText
 from treadle.core.companions.running import running_companions
 from treadle.core.companions.settings import CompanionSettings
 from treadle.core.errors import ConfigError, EngineError
@@ -85,10 +86,6 @@ def test_companion_runs_during_the_block_and_no_longer() -> None:
     port, said = free_port(), list[str]()
     with running_companions([server(port)], said.append):
         assert is_open(port)
-        # A flow that the same process calls finds what its command has started.
-        with running_companions([server(port)], said.append):
-            assert is_open(port)
-        assert is_open(port)
     assert not is_open(port)
 
 
@@ -135,26 +132,29 @@ def test_answer_of_another_program_does_not_make_a_dead_companion_ready(foreign:
         pytest.fail("the block must not begin")
 
 
-def test_text_that_is_written_in_pieces_among_arbitrary_bytes_makes_it_ready(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    code = f"""
-import os, sys, time
-os.write(1, b"\\x00\\xff" * 4000 + b"rea")
-open({str(gate)!r}).read()
-os.write(1, b"dy")
-time.sleep(600)
-"""
-    opener = threading.Thread(target=lambda: gate.write_text("go"))
-    opener.start()
-    with running_companions([program(code)], print):
-        opener.join()
+def test_text_that_is_written_in_pieces_among_arbitrary_bytes_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = LogText(log, "réady")
+    log.write_bytes(b"\x00\xff\xc3" * 1000 + "ré".encode()[:2])
+    assert not text.found()
+    for part, expected in ((b"\xa9ad", False), (b"y\xff", True), (b"", True)):
+        with log.open("ab") as file:
+            file.write(part)
+        assert text.found() == expected
+
+
+def test_flow_that_its_command_calls_starts_no_companion_again() -> None:
+    one, said = program("print('ready', flush=True); import time; time.sleep(600)"), list[str]()
+    with running_companions([one], said.append), running_companions([one], said.append):
+        assert sum(line.startswith("starting") for line in said) == 1
 
 
 def test_order_is_kept_and_an_earlier_companion_that_dies_ends_the_start(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    gone = program(f"print('ready', flush=True); open({str(gate)!r}).read(); raise SystemExit(5)", name="first")
+    gone = program(
+        f"print('ready', flush=True); open({str(gate)!r}).read(); print('my end'); raise SystemExit(5)", name="first"
+    )
     hangs = program(f"open({str(gate)!r}, 'w').close(); import time; time.sleep(600)", name="second")
     said: list[str] = []
     with (
@@ -162,6 +162,7 @@ def test_order_is_kept_and_an_earlier_companion_that_dies_ends_the_start(tmp_pat
         running_companions([gone, hangs], said.append),
     ):
         pytest.fail("the block must not begin")
+    assert any("my end" in line for line in said)
     starts = [line.split(";")[0] for line in said if line.startswith("starting")]
     assert starts == ["starting companion first", "starting companion second"]
 
