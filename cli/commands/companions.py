@@ -27,7 +27,9 @@ def companions() -> None:
     """
 
 
-@companions.command(epilog="Example:  treadle companions start run.toml --only appworld")
+@companions.command(
+    short_help="Start those of a configuration.", epilog="Example:  treadle companions start run.toml --only appworld"
+)
 @click.argument("configs", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--only", multiple=True, metavar="NAME", help="Start only this one; repeatable.")
 @set_option
@@ -49,7 +51,7 @@ def start(configs: tuple[Path, ...], only: tuple[str, ...], overrides: tuple[str
             keep(settings, say)
 
 
-@companions.command(epilog="Example:  treadle companions status --json")
+@companions.command(short_help="Show what is kept running.", epilog="Example:  treadle companions status --json")
 @json_option
 def status(as_json: bool) -> None:
     """Show the companions that are kept running on this machine."""
@@ -69,7 +71,7 @@ def status(as_json: bool) -> None:
         )
 
 
-@companions.command(epilog="Example:  treadle companions stop appworld")
+@companions.command(short_help="Stop what is kept running.", epilog="Example:  treadle companions stop appworld")
 @_names
 def stop(names: tuple[str, ...]) -> None:
     """Stop the companions with these names, or all that are kept running; the last one started first."""
@@ -81,7 +83,7 @@ def stop(names: tuple[str, ...]) -> None:
         say(f"{one.settings.title} is stopped")
 
 
-@companions.command(epilog="Example:  treadle companions restart appworld")
+@companions.command(short_help="Stop and start them again.", epilog="Example:  treadle companions restart appworld")
 @_names
 def restart(names: tuple[str, ...]) -> None:
     """Stop the companions with these names, or all, and start them again with the settings that they had."""

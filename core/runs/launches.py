@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from treadle.core.config import digest_json
-from treadle.core.errors import ConfigError, StorageError
+from treadle.core.errors import ConfigError
 from treadle.core.runs.records import StoredRecord, as_json, json_round_trip, parse_record
 from treadle.core.runs.run import Run, utc_now
 from treadle.core.untrusted.secrets import redact
@@ -46,7 +45,7 @@ class GitState(BaseModel):
 
 
 class LaunchRecord(StoredRecord):
-    """The content of `launches/<time>-<pid>.json`; secrets are replaced by the names of their variables."""
+    """The content of `launches/<n>.json`; secrets are replaced by the names of their variables."""
 
     run_id: str
     started_at: str
@@ -74,7 +73,7 @@ class LaunchRecord(StoredRecord):
 def record_launch(run: Run, config: Mapping[str, Any], config_input: str, secret_names: Collection[str] = ()) -> None:
     """Write the record of a launch of this process; once per run and configuration.
 
-    A root that cannot be written is reported as a warning: all results of the run may exist already.
+    Raises StorageError if the root cannot be written.
     """
     plain = json_round_trip(config)
     place, digest = (run.storage.location(), run.run_id, os.getpid()), digest_json(plain)
@@ -103,14 +102,11 @@ def record_launch(run: Run, config: Mapping[str, Any], config_input: str, secret
         config=plain,
         config_input=config_input,
     )
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    try:
-        for number in range(1000):
-            key = run.key(f"launches/{stamp}-{os.getpid()}" + (f"-{number}" if number else "") + ".json")
-            if run.storage.put_if(key, as_json(record), None):
-                break
-    except StorageError as error:
-        _log.warning("this launch is not recorded: %s", error)
+    prefix = run.key("launches")
+    numbers = [int(Path(key).stem) for key in run.storage.keys(prefix) if Path(key).stem.isdigit()]
+    number = max(numbers, default=0) + 1
+    while not run.storage.put_if(f"{prefix}/{number}.json", as_json(record), None):
+        number += 1
     _recorded[place] = digest
 
 
