@@ -15,9 +15,9 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
 
-from treadle.cli.options import say
 from treadle.cli.views.progress import ProgressView
 from treadle.cli.warnings import show_warnings
+from treadle.core.companions.running import running_companions
 from treadle.core.config import load_config, merge
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
@@ -56,7 +56,9 @@ def evaluated(
     run_id = name or run_name(asked, files)
     resolved = evaluation_config(asked, root, run_id, files, tuple(overrides))
     for model in unknown_template(resolved):
-        say(f"warning: {model} is prompted in ChatML; if its chat template differs, give its folder as `tokenizer`")
+        ProgressView().tell(
+            f"warning: {model} is prompted in ChatML; if its chat template differs, give its folder as `tokenizer`"
+        )
     return outside_event_loop(lambda: ran(resolved, run_id, root, files, **how))
 
 
@@ -95,13 +97,14 @@ def stage_ran(
     resolved = _resolved(given, files, root, name, tuple(overrides))
 
     def run_alone() -> RunResults:
-        whole = with_run_defaults(resolved, root, name)
-        wanted = instance(whole, Address.parse(address))
-        run = open_run(root, name, whole, files)
         view = ProgressView(quiet=quiet)
-        with _own_warnings(), ModelServers(run, wait_s=whole.flow.device_wait_s, notify=view.tell) as servers:
-            _run_shown(ScheduledInstance(wanted, force, servers), run, view, accept_failures)
-        return RunResults(run)
+        with running_companions(resolved.companions, view.tell):
+            whole = with_run_defaults(resolved, root, name)
+            wanted = instance(whole, Address.parse(address))
+            run = open_run(root, name, whole, files)
+            with _own_warnings(), ModelServers(run, wait_s=whole.flow.device_wait_s, notify=view.tell) as servers:
+                _run_shown(ScheduledInstance(wanted, force, servers), run, view, accept_failures)
+            return RunResults(run)
 
     return outside_event_loop(run_alone)
 
@@ -143,19 +146,18 @@ def ran(
     quiet: bool = False,
 ) -> RunResults:
     """Run what is left of a flow in this thread; return its results. Raises TreadleError."""
-    resolved = with_run_defaults(config, root, name)
-    part = flow_part(flow_instances(resolved), root, name, start_from, without)
-    run = open_run(root, name, resolved, files)
     view = ProgressView(quiet=quiet)
-    for line in part.lines():
-        view.tell(line)
-    with (
-        _own_warnings(),
-        run_instances(part.instances, run, resolved, force=force, is_part=part.is_part, notify=view.tell) as scheduled,
-    ):
-        for item in scheduled:
-            _run_shown(item, run, view, accept_failures)
-    return RunResults(run)
+    with running_companions(config.companions, view.tell):
+        resolved = with_run_defaults(config, root, name)
+        part = flow_part(flow_instances(resolved), root, name, start_from, without)
+        run = open_run(root, name, resolved, files)
+        for line in part.lines():
+            view.tell(line)
+        given: dict[str, Any] = {"force": force, "is_part": part.is_part, "notify": view.tell}
+        with _own_warnings(), run_instances(part.instances, run, resolved, **given) as scheduled:
+            for item in scheduled:
+                _run_shown(item, run, view, accept_failures)
+        return RunResults(run)
 
 
 def _run_shown(item: ScheduledInstance, run: Run, view: ProgressView, accept_failures: bool) -> None:

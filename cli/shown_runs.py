@@ -43,6 +43,21 @@ def prefect_wanted(flag: bool, config: TreadleConfig) -> bool:
 
 
 @contextmanager
+def shown_companions(config: TreadleConfig, view: ProgressView) -> Iterator[None]:
+    """Run the companions of a configuration during a block, and show what happens to them."""
+    if not config.companions:
+        yield
+        return
+    from treadle.core.companions.running import running_companions
+    from treadle.core.parent_watch import end_with_parent, outlives_parent
+
+    if not outlives_parent():
+        end_with_parent()
+    with running_companions(config.companions, view.tell):
+        yield
+
+
+@contextmanager
 def shown_flow_run(view: ProgressView) -> Iterator[None]:
     """Show a flow that this process calls itself as if it ran without Prefect."""
     with as_flow_run(view):

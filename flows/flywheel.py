@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from prefect import State, flow, get_run_logger
 from prefect.states import Completed
 
+from treadle.core.companions.running import running_companions
 from treadle.core.errors import ConfigError
 from treadle.tasks.catalog import flow_instances
 from treadle.tasks.config import TreadleConfig
@@ -55,29 +56,25 @@ def flywheel(
     run_id = run_id_of(run_id, config_file)
     wanted = resolve_config(root, run_id, config_file, config)
     begin_flow_run(wanted, run_id)
-    resolved = with_run_defaults(wanted, root, run_id)
-    instances = flow_instances(resolved)
-    part = flow_part(instances, root, run_id, start_from, without)
-    run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
-    get_run_logger().info("run %s in %s", run.run_id, run.storage.location())
-    for line in part.lines():
-        get_run_logger().info(line)
-    with (
-        run_instances(
-            part.instances, run, resolved, force=force, is_part=part.is_part, notify=flow_log
-        ) as scheduled_instances,
-        compact_events(),
-    ):
-        for scheduled in scheduled_instances:
-            run_stage(
-                str(scheduled.instance.address),
-                run_id,
-                root,
-                resolved,
-                force=scheduled.force,
-                accept_failures=accept_failures,
-                servers=scheduled.servers,
-            )
+    with running_companions(wanted.companions, flow_log):
+        resolved = with_run_defaults(wanted, root, run_id)
+        part = flow_part(flow_instances(resolved), root, run_id, start_from, without)
+        run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
+        get_run_logger().info("run %s in %s", run.run_id, run.storage.location())
+        for line in part.lines():
+            get_run_logger().info(line)
+        given: dict[str, Any] = {"force": force, "is_part": part.is_part, "notify": flow_log}
+        with run_instances(part.instances, run, resolved, **given) as scheduled_instances, compact_events():
+            for scheduled in scheduled_instances:
+                run_stage(
+                    str(scheduled.instance.address),
+                    run_id,
+                    root,
+                    resolved,
+                    force=scheduled.force,
+                    accept_failures=accept_failures,
+                    servers=scheduled.servers,
+                )
 
 
 @flow(name="stage", flow_run_name="{run_id} {instance}")
@@ -106,11 +103,12 @@ def stage(
     report_errors_briefly()
     wanted = resolve_config(root, run_id, config_file, config)
     begin_flow_run(wanted, run_id, instance)
-    resolved = with_run_defaults(wanted, root, run_id)
-    run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
-    with ModelServers(run, wait_s=resolved.flow.device_wait_s, notify=flow_log) as servers, compact_events():
-        given: dict[str, Any] = {"force": force, "accept_failures": accept_failures, "retry": retry}
-        run_stage(instance, run_id, root, resolved, **given, servers=servers)
+    with running_companions(wanted.companions, flow_log):
+        resolved = with_run_defaults(wanted, root, run_id)
+        run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
+        with ModelServers(run, wait_s=resolved.flow.device_wait_s, notify=flow_log) as servers, compact_events():
+            given: dict[str, Any] = {"force": force, "accept_failures": accept_failures, "retry": retry}
+            run_stage(instance, run_id, root, resolved, **given, servers=servers)
 
 
 @flow(name="work", flow_run_name="{run_id} {instance} worker")

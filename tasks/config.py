@@ -23,7 +23,7 @@ from treadle.eval.config import ReportSettings, ScoresOptions
 from treadle.rl.configuration import RlTables
 from treadle.sft.config import SftOptions
 from treadle.stages.registry import other_names, stage_entries, tables_of_others
-from treadle.tasks.flow_settings import FlowSettings
+from treadle.tasks.flow_settings import FlowTables
 
 if TYPE_CHECKING:
     _Tables = Section
@@ -33,15 +33,13 @@ else:
 _ENVIRONMENT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 
 
-class TreadleConfig(RlTables, DataTables, MixedSettings, _Tables):
+class TreadleConfig(FlowTables, RlTables, DataTables, MixedSettings, _Tables):
     """Configuration of one run. Written once as `config.json` when the run is created; later changes that would change
     results are refused.
     """
 
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of every random choice in the run."""
-    flow: FlowSettings = FlowSettings()
-    """Stages, models and iterations that make up the flow."""
     models: Growing[dict[str, ModelSettings]] = {}
     """Models by name. The name appears in addresses (`1/rollouts@<name>`) and in reports."""
     sft: SftOptions = SftOptions()
@@ -69,7 +67,9 @@ class TreadleConfig(RlTables, DataTables, MixedSettings, _Tables):
             Address.parse(f"1/rollouts@{name}")
             if phase_of(name) is not None:
                 raise ValueError(f"models.{name}: this name stands for the policy of a phase; choose another one")
-        if taken := [name for name in other_names() if name in TreadleConfig.__annotations__]:
+        if taken := [
+            name for name in other_names() if name in {**TreadleConfig.__annotations__, **FlowTables.model_fields}
+        ]:
             raise ValueError(f"a package adds the stage {taken[0]!r}, the name of a table of all runs; rename it")
         self._check_environments()
         check_entry_names(self.scorers)

@@ -1,11 +1,12 @@
-"""Define the table `[flow]`: recipe, stages, models and iterations."""
+"""Define the tables that say what a run starts: `[flow]` and `[[companions]]`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
+from treadle.core.companions.settings import CompanionSettings, check_names
 from treadle.core.config import Operational, Section
 from treadle.core.runs.shards import MAX_SHARDS
 from treadle.stages.recipes.calibrate import Calibrate
@@ -77,3 +78,18 @@ class FlowSettings(Section):
                 "same; add sft or rl to flow.stages"
             )
         return self
+
+
+class FlowTables(Section):
+    """Tables that say what a run starts."""
+
+    flow: FlowSettings = FlowSettings()
+    """Stages, models and iterations that make up the flow."""
+    companions: Operational[tuple[CompanionSettings, ...]] = ()
+    """Programs that are started before the stages, in this order, and stopped after them; one that is running and
+    ready is used as it is."""
+
+    @field_validator("companions")
+    @classmethod
+    def _check_companions(cls, value: tuple[CompanionSettings, ...]) -> tuple[CompanionSettings, ...]:
+        return check_names(value)

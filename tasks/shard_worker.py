@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treadle.core.companions.running import running_companions
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import planned_action
@@ -56,21 +57,23 @@ def open_for_work(
 def work_at(
     wanted: Instance,
     run: Run,
+    config: TreadleConfig,
     *,
-    device_wait_s: float,
     progress: Progress | None = None,
     notify: Notify = quiet,
 ) -> int:
     """Work on shards of an instance until none is left to claim; return how many this process worked through.
 
-    Model servers that the configuration asks for are started by this process too, after waiting up to `device_wait_s`
-    for their GPUs. Errors: see `help_instance`, and EngineError as in `ModelServers.serving`.
+    Companions and model servers that the configuration asks for are started by this process too, unless the companions
+    run on this machine, and after waiting for their GPUs. Errors: see `help_instance`, and EngineError as in
+    `running_companions` and `ModelServers.serving`.
     """
     watch = watch_leases(run.storage)
     if not has_free_shards(wanted, run, watch):
         return 0
     with (
-        ModelServers(run, wait_s=device_wait_s, notify=notify) as servers,
+        running_companions(config.companions, notify),
+        ModelServers(run, wait_s=config.flow.device_wait_s, notify=notify) as servers,
         servers.serving(wanted, lambda: has_free_shards(wanted, run, watch)) as served,
     ):
         return help_instance(served, run, progress=progress, watch=watch)
@@ -101,10 +104,10 @@ class Helper:
     def help_now(self) -> None:
         """Help with sharded instances that are running now; raise NoOpenShards if the named one is not running."""
         run = Run.open(self.root, self.run_id)
-        items, device_wait_s = self._wanted(run)
+        items, config = self._wanted(run)
         for item in items:
             try:
-                self._help(item, run, device_wait_s)
+                self._help(item, run, config)
             except NoOpenShards:
                 if self.address:
                     raise
@@ -117,39 +120,39 @@ class Helper:
         last_message = ""
         while not run_exists(self.root, self.run_id):
             last_message = self._wait(f"waiting for run {self.run_id} in {self.root}", last_message)
-        run, known, items, device_wait_s = Run.open(self.root, self.run_id), None, list[Instance](), 0.0
+        run, known, items, config = Run.open(self.root, self.run_id), None, list[Instance](), TreadleConfig()
         while True:
             # Building instances reads corpora for their digests, so do it only when the configuration changes.
             if known != (known := run.config()):
-                items, device_wait_s = self._wanted(run)
+                items, config = self._wanted(run)
             left = [item for item in items if planned_action(item, run) != "reuse"]
             if not left:
                 return
-            if not any([self._help_if_begun(item, run, device_wait_s) for item in left]):
+            if not any([self._help_if_begun(item, run, config) for item in left]):
                 last_message = self._wait(
                     f"waiting for shards of {', '.join(str(item.address) for item in left)}", last_message
                 )
 
-    def _wanted(self, run: Run) -> tuple[list[Instance], float]:
-        """Return the instances to help with, and how long to wait for GPUs."""
+    def _wanted(self, run: Run) -> tuple[list[Instance], TreadleConfig]:
+        """Return the instances to help with, and the configuration."""
         config = worker_config(run, self.root, self.overrides)
         if self.address:
             named = instance(config, Address.parse(self.address))
             check_sharded(named)
-            return [named], config.flow.device_wait_s
+            return [named], config
         shared = [one for one in flow_addresses(config) if stage_entry(one.stage).stage.work is not None]
-        return [instance(config, one) for one in shared], config.flow.device_wait_s
+        return [instance(config, one) for one in shared], config
 
-    def _help_if_begun(self, item: Instance, run: Run, device_wait_s: float) -> int:
+    def _help_if_begun(self, item: Instance, run: Run, config: TreadleConfig) -> int:
         try:
-            return self._help(item, run, device_wait_s)
+            return self._help(item, run, config)
         except NoOpenShards:
             return 0
 
-    def _help(self, item: Instance, run: Run, device_wait_s: float) -> int:
+    def _help(self, item: Instance, run: Run, config: TreadleConfig) -> int:
         address = str(item.address)
         with self.show(address) as progress:
-            count = work_at(item, run, device_wait_s=device_wait_s, progress=progress, notify=self.notify)
+            count = work_at(item, run, config, progress=progress, notify=self.notify)
         self.counts[address] = self.counts.get(address, 0) + count
         return count
 

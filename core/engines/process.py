@@ -35,6 +35,8 @@ class Child:
         """Process id of the engine itself; also the id of its process group."""
         self.log_path = log_path
         """File with everything that the engine printed."""
+        self.supervisor_pid = supervisor.pid
+        """Process id of its supervisor, which stops it on SIGTERM."""
         self._supervisor = supervisor
         self._grace_s = grace_s
 
@@ -72,7 +74,9 @@ class Child:
 
     def stop(self) -> int:
         """Stop it and all its descendants: SIGTERM, then SIGKILL after the grace period; return the exit code."""
-        if self._supervisor.stdin and not self._supervisor.stdin.closed:
+        if self._supervisor.stdin is None:
+            self._supervisor.terminate()
+        elif not self._supervisor.stdin.closed:
             self._supervisor.stdin.close()
         code = self.wait(self._grace_s + 10.0)
         if code is None:
@@ -94,8 +98,9 @@ def start_child(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     grace_s: float = 5.0,
+    kept: bool = False,
 ) -> Child:
-    """Start a command that cannot outlive this process, even if this one is killed by SIGKILL.
+    """Start a command that cannot outlive this process, even if this one is killed by SIGKILL, unless it is `kept`.
 
     `env` is the whole environment of the command (default: ours). Without `cwd` it runs in an empty folder, where no
     stray file can be imported instead of a module. Standard output and error are appended to `log_path`. Raise
@@ -105,7 +110,7 @@ def start_child(
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
-            supervisor = _spawn(argv, env, folder, log, grace_s)
+            supervisor = _spawn(argv, env, folder, log, grace_s, 0 if kept else os.getpid())
     except OSError as error:
         raise EngineError(f"cannot start {name}: {error}") from error
     if supervisor.stdout is None:
@@ -120,11 +125,11 @@ def start_child(
 
 
 def _spawn(
-    argv: Sequence[str], env: Mapping[str, str] | None, cwd: Path, log: IO[bytes], grace_s: float
+    argv: Sequence[str], env: Mapping[str, str] | None, cwd: Path, log: IO[bytes], grace_s: float, parent: int
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-S", "-E", "-I", str(_SUPERVISOR), str(grace_s), str(os.getpid()), *argv],
-        stdin=subprocess.PIPE,
+        [sys.executable, "-S", "-E", "-I", str(_SUPERVISOR), str(grace_s), str(parent), *argv],
+        stdin=subprocess.PIPE if parent else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=log,
         cwd=cwd,

@@ -6,7 +6,8 @@ closes, for whatever reason (including `kill -9` of the parent), it sends SIGTER
 most a second if the parent has ended), and then kills every descendant, even if it forked or changed its session, until
 none is left.
 
-Arguments: grace in seconds, pid of the parent, command... Standard input is the pipe, standard output takes one JSON
+Arguments: grace in seconds, pid of the parent, command... Parent 0 stands for none: then only SIGTERM, SIGINT or SIGHUP
+stop the engine, and standard input is not watched. Standard input is the pipe, standard output takes one JSON
 line (`{"pid": n}` or `{"error": text}`), standard error is the log. Exits with the engine's code, 128 + n for signal n.
 """
 
@@ -114,13 +115,17 @@ def _watch(child: int, parent: int, wake: int, stopping: list[int]) -> int | Non
         if status is not None:
             return status
         # A process that was forked from the parent may keep the pipe open after it ends, so check the pid as well.
-        if stopping or os.getppid() != parent:
+        if stopping or _is_orphan(parent):
             return None
-        ready, _, _ = select.select([0, wake], [], [], _POLL_S)
+        ready, _, _ = select.select([0, wake] if parent else [wake], [], [], _POLL_S)
         if wake in ready:
             os.read(wake, 4096)
         if 0 in ready and not os.read(0, 4096):
             return None
+
+
+def _is_orphan(parent: int) -> bool:
+    return bool(parent) and os.getppid() != parent
 
 
 def _reap(child: int) -> int | None:
@@ -145,7 +150,7 @@ def _terminate(child: int, parent: int, grace_s: float) -> int | None:
     began = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGTERM)
-    while time.monotonic() - began < (grace_s if os.getppid() == parent else min(grace_s, _ORPHAN_GRACE_S)):
+    while time.monotonic() - began < (min(grace_s, _ORPHAN_GRACE_S) if _is_orphan(parent) else grace_s):
         status = _reap(child)
         if status is not None:
             return status

@@ -207,6 +207,10 @@ def follow(
         child.stop()
 
 
+_OWN_CODES = range(3, 126)
+"""Exit codes of an engine that the command passes on: all that mean nothing else to Treadle or to a shell."""
+
+
 def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, advice: Advice) -> Exception:
     """Return the error for a process that ended with `code`: its cause, what to do, and the end of its log.
 
@@ -228,7 +232,10 @@ def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, ad
         return child.failure(f"ran out of memory; {advice.memory}")
     if code == 137 or _KILLED.search(tail):
         return child.failure(f"was killed (signal 9), as the system does when memory runs out; {advice.killed}")
-    return child.failure(f"failed with code {code}" + (f" ({message})" if message else ""))
+    failure = child.failure(f"failed with code {code}" + (f" ({message})" if message else ""))
+    if code in _OWN_CODES:
+        failure.exit_code = code
+    return failure
 
 
 def error_text(error: Mapping[str, Any] | None) -> str:

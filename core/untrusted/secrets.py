@@ -80,6 +80,15 @@ def refuse_secrets(texts: Iterable[str], named: Collection[str] = ()) -> None:
             raise ConfigError(f"the configuration holds what looks like {form}; {_REMEDY}")
 
 
+def redact(text: str, named: Collection[str] = ()) -> str:
+    """Return a text with each secret that `refuse_secrets` would find replaced by a note of what it was."""
+    for name, value in _secret_values(os.environ, named):
+        if value and _holds(text, value):
+            text = text.replace(value, f"[{name}]")
+    text = _KEY_FORM.sub(lambda match: f"[{form_of_secret(match[0])}]", text)
+    return _URL_WITH_PASSWORD.sub(lambda match: match[0].replace(match[1], "[password]"), text)
+
+
 def form_of_secret(text: str) -> str | None:
     """Return a description of the secret that a text contains, judging by its format alone; None if there is none."""
     if (match := _KEY_FORM.search(text)) is not None:

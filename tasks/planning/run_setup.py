@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.config import load_config, read_text
 from treadle.core.errors import ConfigError, closest
 from treadle.core.runs.address import Address
+from treadle.core.runs.launches import read_launch, record_launch
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run, list_runs, run_exists
-from treadle.environments.mixture import environments_of
-from treadle.retriever.client_config import ServiceClientSettings
 from treadle.tasks.catalog import semantic_of
-from treadle.tasks.config import TreadleConfig, environments_in_use
+from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.model_checks import check_models, check_roles, check_tokenizers, has_keys
 from treadle.tasks.planning.order import flow_addresses
-from treadle.tasks.planning.secret_checks import check_secrets
+from treadle.tasks.planning.secret_checks import check_secrets, key_variables
+from treadle.tasks.planning.service_fingerprints import with_service_fingerprint
 from treadle.tasks.planning.web_checks import check_provider, check_web
 
 
@@ -33,6 +31,17 @@ def configuration_of(root: str | Path, run_id: str, configs: Sequence[Path], ove
         hint = closest(run_id, list_runs(root))
         raise ConfigError(f"there is no run {run_id!r} in {root}; name a configuration file to start it{hint}")
     return stored_config(Run.open(root, run_id), overrides)
+
+
+def recorded_config(path: Path, overrides: Sequence[str]) -> TreadleConfig:
+    """Return the configuration in the record of a launch, with `--set` overrides.
+
+    Raises ConfigError if the file cannot be read or this version does not accept it, RunError if it was changed.
+    """
+    try:
+        return load_config(TreadleConfig, (), overrides, base=read_launch(path).config)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (in {path}, or in --set)") from None
 
 
 def stored_config(run: Run, overrides: Sequence[str] = ()) -> TreadleConfig:
@@ -70,9 +79,9 @@ def resolve_config(
 def with_run_defaults(config: TreadleConfig, root: str | Path, run_id: str, *, ask: bool = True) -> TreadleConfig:
     """Fill in what the configuration leaves open with the values that an existing run was created with.
 
-    These are the models of the flow and the index of search services. Errors: see `_with_service_fingerprint`.
+    These are the models of the flow and the index of search services. Errors: see `with_service_fingerprint`.
     """
-    config = _with_service_fingerprint(config, root, run_id, ask=ask)
+    config = with_service_fingerprint(config, root, run_id, ask=ask)
     if config.flow.models or not run_exists(root, run_id):
         return config
     names = tuple(Run.open(root, run_id).info.semantic.get("flow", {}).get("models", ()))
@@ -81,57 +90,12 @@ def with_run_defaults(config: TreadleConfig, root: str | Path, run_id: str, *, a
     return config.model_copy(update={"flow": config.flow.model_copy(update={"models": names})})
 
 
-def _with_service_fingerprint(
-    config: TreadleConfig, root: str | Path, run_id: str, *, ask: bool = True
-) -> TreadleConfig:
-    """Return the configuration with the fingerprints of the index of each environment's search services.
-
-    Only environments of configured sources count. Unchanged without services.
-
-    A service that reports no fingerprint is tried with one search, so that a wrong address fails before anything is
-    paid for. A fingerprint that is already set is kept: the stage checks it before its first search. If services are
-    down, or `ask` is false, the fingerprint of the existing run is used. Raises SearchUnavailable for a new run,
-    ToolError and ConfigError.
-    """
-    found = {}
-    for name, environment in environments_in_use(config).items():
-        search = environment.search_tool
-        service = search.service if search is not None else None
-        if search is None or service is None or service.fingerprint is not None:
-            continue
-        fingerprint = _fingerprint(service, search.top_n, root, run_id, name, ask)
-        if fingerprint is not None:
-            told = search.model_copy(update={"service": service.model_copy(update={"fingerprint": fingerprint})})
-            found[name] = environment.with_search(told)
-    if not found:
-        return config
-    default = found.pop(DEFAULT_ENVIRONMENT, config.environment)
-    return config.model_copy(update={"environment": default, "environments": {**config.environments, **found}})
-
-
-def _fingerprint(
-    service: ServiceClientSettings, top_n: int, root: str | Path, run_id: str, name: str, ask: bool
-) -> str | None:
-    known: str | None = None
-    if run_exists(root, run_id):
-        stored = environments_of(Run.open(root, run_id).readable_config()).get(name) or {}
-        known = (stored.get("search", {}).get("service") or {}).get("fingerprint")
-    if not ask:
-        return known
-    from treadle.retriever.client import SearchUnavailable, ask_fingerprint
-
-    try:
-        return asyncio.run(ask_fingerprint(service, top_n))
-    except SearchUnavailable:
-        if known is None:
-            raise
-        return known
-
-
 def open_run(
     root: str | Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = (), *, needs_keys: bool = True
 ) -> Run:
-    """Create the run, or open it if its configuration would give the same results; raise RunError otherwise.
+    """Create the run, or open it if its configuration would give the same results, and record the launch.
+
+    Raises RunError if the configuration would give other results.
 
     Raises ConfigError if the configuration contains a secret from the environment. Models that are new to the run are
     checked against their servers first, because a wrong name would be locked in. A new run also needs what its web
@@ -152,7 +116,9 @@ def open_run(
         known |= {name for name, settings in config.models.items() if not has_keys(settings)}
     check_models(config, known)
     semantic = semantic_of(config)
-    return create_or_open_run(root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig)
+    run = create_or_open_run(root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig)
+    record_launch(run, resolved, given, key_variables(config))
+    return run
 
 
 def known_addresses(run: Run) -> list[Address]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from treadle.core.llm.config import EndpointSettings
-from treadle.core.untrusted.secrets import refuse_secrets
+from treadle.core.untrusted.secrets import is_secret_name, refuse_secrets
 from treadle.tasks.config import TreadleConfig
 
 
 def key_variables(config: TreadleConfig) -> set[str]:
-    """Return the environment variables that the configuration reads API keys from."""
+    """Return the environment variables that the configuration reads API keys from, and passes to companions."""
     named = {variable for model in config.models.values() for variable in model.secret_variables}
     environments = (config.environment, *config.environments.values())
     searches = [search for one in environments if (search := one.search_tool) is not None]
@@ -22,7 +22,8 @@ def key_variables(config: TreadleConfig) -> set[str]:
     for search in searches:
         if search.web is not None and search.web.provider is not None:
             named.update(search.web.provider.api_key_envs)
-    return named
+    companions = (entry for one in config.companions for entry in one.env if "=" not in entry)
+    return named | {entry for entry in companions if is_secret_name(entry)}
 
 
 def check_secrets(config: TreadleConfig, *data: Any) -> None:

@@ -35,10 +35,10 @@ def help_from_flow(run_id: str, address: str, root: str) -> str:
     end_with_worker()
     begin_flow_run(stored_config(Run.open(root, run_id)), run_id, address)
     wanted, run, config = open_for_work(root, run_id, address)
-    wait_s, notify = config.flow.device_wait_s, get_run_logger().info
+    notify = get_run_logger().info
     with PrefectProgress(artifact_key("work", run_id, address), address) as progress, interrupt_on_sigterm():
         try:
-            return shards_text(work_at(wanted, run, device_wait_s=wait_s, progress=progress, notify=notify))
+            return shards_text(work_at(wanted, run, config, progress=progress, notify=notify))
         except NoOpenShards as nothing:
             _log.info("%s", nothing)
             return f"nothing to help with: {nothing}"

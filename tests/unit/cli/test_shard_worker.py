@@ -104,9 +104,9 @@ def test_helpers_wait_for_gpus_as_long_as_configured_and_log_it(
 ) -> None:
     waits: list[float] = []
 
-    def work_at(*_: Any, device_wait_s: float, notify: Callable[[str], None], **__: Any) -> int:
-        waits.append(device_wait_s)
-        notify(f"waits {device_wait_s:g} s for a GPU")
+    def work_at(item: Any, run: Run, config: TreadleConfig, *, notify: Callable[[str], None], **_: Any) -> int:
+        waits.append(config.flow.device_wait_s)
+        notify(f"waits {config.flow.device_wait_s:g} s for a GPU")
         return 0
 
     models = {"m": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}

@@ -45,6 +45,9 @@ REVISABLE = (
 
 OPERATIONAL = """
 QuestionsSettings.scorers
+CompanionSettings.command CompanionSettings.env CompanionSettings.folder CompanionSettings.name
+CompanionSettings.ready_text CompanionSettings.ready_url CompanionSettings.reuse CompanionSettings.start_timeout_s
+CompanionSettings.stop_timeout_s TreadleConfig.companions
 Benchmark.headline DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
 EndpointSettings.api_key_env EndpointSettings.url
 FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_timeout_s FetchSettings.max_fetches
@@ -336,6 +339,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     started = {server["type"]: {"model": "m", "tokenizer": tokenizer, "server": server} for server in servers}
     tree = {
         "models": {"near": near, **started},
+        "companions": [{"name": "desk", "command": ["serve"], "ready_url": "http://127.0.0.1:9/healthz"}],
         "questions": {
             "sources": [
                 {"path": f"{tmp_path}/questions.jsonl", "domain": "math"},

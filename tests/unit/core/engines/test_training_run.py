@@ -26,7 +26,7 @@ def tell(event, **facts):
         file.write(json.dumps({"event": event, **facts}) + chr(10))
 if command == job["fail"]:
     tell("error", kind=job["kind"], message="Error: it is")
-    sys.exit(1)
+    sys.exit(job["code"])
 if command == "check":
     tell("prepared", versions={"dpo": "0"})
 elif command == "train":
@@ -39,7 +39,7 @@ elif command == "train":
         (state / "treadle-complete").touch()
         if step == job["fail_at"]:
             tell("error", kind=job["kind"], message="Error: it is")
-            sys.exit(1)
+            sys.exit(job["code"])
     tell("end", step=3, epoch=1.0)
 else:
     pathlib.Path(job["model"]).mkdir()
@@ -86,7 +86,9 @@ class Tuning:
     folder: EngineFolder
     said: list[str] = field(default_factory=list)
 
-    def train(self, *, beta: float = 0.1, fail: str = "", fail_at: int = 0, kind: str = "") -> TrainingResult[PairStep]:
+    def train(
+        self, *, beta: float = 0.1, fail: str = "", fail_at: int = 0, kind: str = "", code: int = 1
+    ) -> TrainingResult[PairStep]:
         run = PreferenceRun(
             engine=Dpo(type="dpo"),
             folder=self.folder,
@@ -94,7 +96,7 @@ class Tuning:
             events=EventLog(self.folder.events, PairStep),
             listener=TrainingListener(notify=self.said.append),
             beta=beta,
-            script={"fail": fail, "fail_at": fail_at, "kind": kind},
+            script={"fail": fail, "fail_at": fail_at, "kind": kind, "code": code},
         )
         run.run()
         return TrainingResult(**run.facts())
@@ -150,3 +152,13 @@ def test_failed_export_keeps_the_training(tuning: Tuning) -> None:
     with pytest.raises(EngineError, match=r"\(finish\) failed"):
         tuning.train(fail="finish", kind="other")
     assert tuning.train(fail="train", kind="other").num_steps == 3
+
+
+@pytest.mark.covers("service-25")
+@pytest.mark.parametrize(("code", "passed_on"), [(7, 7), (125, 125), (1, 1), (2, 1), (126, 1), (130, 1), (255, 1)])
+def test_exit_code_of_the_engine_is_that_of_the_command_unless_it_means_something_else(
+    tuning: Tuning, code: int, passed_on: int
+) -> None:
+    with pytest.raises(EngineError, match=f"failed with code {code}") as caught:
+        tuning.train(fail="train", kind="other", code=code)
+    assert caught.value.exit_code == passed_on

@@ -1,0 +1,1 @@
+"""Run the programs that a run needs next to it, such as a service of environments."""

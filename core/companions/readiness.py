@@ -1,0 +1,67 @@
+"""Tell whether a companion is ready: by a request, by the text of its log, or both."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from treadle.core.companions.settings import CompanionSettings
+
+PROBE_S = 1.0
+"""Longest wait for the answer to one request; a companion that has died is noticed between two of them."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Follow no redirect: its target may be another server."""
+
+
+def answers(url: str, timeout_s: float = PROBE_S) -> bool:
+    """Return whether a GET request is answered with a status 2xx in time; no proxy is used."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+    try:
+        with opener.open(url, timeout=timeout_s) as response:
+            return bool(200 <= response.status < 300)
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+
+
+class LogText:
+    """A search for a text in a log that grows; the log may hold any bytes."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path, self._text = path, text.encode()
+        self._offset, self._rest, self._found = 0, b"", False
+
+    def found(self) -> bool:
+        """Return whether the log has the text by now; each byte is read once."""
+        if self._found:
+            return True
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while part := file.read(1 << 20):
+                self._offset += len(part)
+                searched = self._rest + part
+                if self._text in searched:
+                    self._found = True
+                    return True
+                # The text may have been cut at the end of what was read.
+                self._rest = searched[-(len(self._text) - 1) :] if len(self._text) > 1 else b""
+        return False
+
+
+class Readiness:
+    """The readiness of one process of a companion."""
+
+    def __init__(self, settings: CompanionSettings, log: Path) -> None:
+        self._url = settings.ready_url
+        self._text = LogText(log, settings.ready_text) if settings.ready_text else None
+
+    def is_ready(self) -> bool:
+        """Return whether everything that was configured holds now."""
+        if self._text is not None and not self._text.found():
+            return False
+        return self._url is None or answers(self._url)

@@ -1,0 +1,112 @@
+"""Keep the companions of a run: start them in order, watch them, stop them with the run."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Iterator, Sequence
+
+from treadle.core.companions.kept import absolute, kept_companion, not_ready, same_program
+from treadle.core.companions.readiness import answers
+from treadle.core.companions.settings import CompanionSettings
+from treadle.core.companions.start import companions_folder, failed, start_ready
+from treadle.core.engines.cache import Notify, cache_lock
+from treadle.core.engines.process import Child, log_tail
+from treadle.core.errors import EngineError
+
+_WATCH_S = 1.0
+_held: set[CompanionSettings] = set()
+"""Companions that a block of this process holds: a flow that a command calls does not start them again."""
+
+
+@contextlib.contextmanager
+def running_companions(wanted: Sequence[CompanionSettings], notify: Notify) -> Iterator[None]:
+    """Run companions during a block: start them in this order, stop them in the reverse one.
+
+    One that is running and ready is used and left alone, unless its `reuse` is false. All others are children of this
+    process: none outlives it, even if it is killed. `notify` gets lines about starts, and one if a companion ends
+    during the block. Raises EngineError if one does not become ready; ConfigError for a missing folder or variable.
+    """
+    new = [one for one in wanted if one not in _held]
+    if not new:
+        yield
+        return
+    companions = _Companions(notify)
+    try:
+        for settings in new:
+            companions.start(settings)
+        _held.update(new)
+        companions.watch()
+        yield
+    finally:
+        _held.difference_update(new)
+        companions.stop()
+
+
+class _Companions:
+    """Companions of a block."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._children: list[Child] = []
+        self._ended = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def start(self, settings: CompanionSettings) -> None:
+        """Start a companion, or find it running."""
+        # Two runs that begin at once need one process of it, not two of which one finds its port taken.
+        with cache_lock(companions_folder() / settings.name, self._notify):
+            if self._is_running(settings):
+                return
+            child = start_ready(settings, self._notify, check=self._check)
+        self._children.append(child)
+        self._notify(f"{settings.title} is ready")
+
+    def _is_running(self, settings: CompanionSettings) -> bool:
+        kept = kept_companion(settings.name)
+        if kept is not None and kept.is_alive() and same_program(kept.settings, absolute(settings)):
+            if kept.state() != "ready":
+                raise not_ready(kept)
+            self._notify(f"{settings.title} is kept running; it is used and left running")
+            return True
+        if settings.ready_url is None or not answers(settings.ready_url):
+            return False
+        if not settings.reuse:
+            raise EngineError(
+                f"a program already answers at {settings.ready_url}; stop it, or set reuse of {settings.title}"
+            )
+        self._notify(f"{settings.title} is running already at {settings.ready_url}; it is used and left running")
+        return True
+
+    def _check(self) -> None:
+        for child in self._children:
+            if child.poll() is not None:
+                raise failed(child, f"ended with code {child.poll()} before the others were ready", self._notify)
+
+    def watch(self) -> None:
+        """Report companions that end, from a thread of its own."""
+        if self._children:
+            # A flow's log needs the context of the flow run.
+            context = contextvars.copy_context()
+            self._watcher = threading.Thread(target=context.run, args=(self._watch,), name="companions", daemon=True)
+            self._watcher.start()
+
+    def _watch(self) -> None:
+        left = list(self._children)
+        while left and not self._ended.wait(_WATCH_S):
+            for child in [one for one in left if one.poll() is not None]:
+                left.remove(child)
+                self._notify(
+                    f"warning: {child.name} ended with code {child.poll()} during the run; its last line: "
+                    f"{log_tail(child.log_path, 1)}; log: {child.log_path}"
+                )
+
+    def stop(self) -> None:
+        """Stop what was started here, the last one first."""
+        self._ended.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        with contextlib.ExitStack() as ends:
+            for child in self._children:
+                ends.callback(child.stop)

@@ -1,0 +1,104 @@
+"""Start the process of a companion and wait until it is ready."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from treadle.core.companions.readiness import Readiness
+from treadle.core.companions.settings import CompanionSettings
+from treadle.core.engines.cache import Notify, cache_root
+from treadle.core.engines.process import Child, log_tail, start_child
+from treadle.core.errors import ConfigError, EngineError
+from treadle.core.steady_loop import SteadyClock
+from treadle.core.untrusted.secrets import is_secret_name
+
+_TAIL_LINES = 50
+_POLL_S = 0.25
+_PROGRESS_S = 10.0
+
+
+def companions_folder() -> Path:
+    """Return the folder of the logs of companions, and of the records of those that are kept."""
+    return cache_root() / "companions"
+
+
+def start_ready(
+    settings: CompanionSettings,
+    notify: Notify,
+    *,
+    kept: bool = False,
+    check: Callable[[], None] = lambda: None,
+    started: Callable[[Child], None] = lambda child: None,
+) -> Child:
+    """Start a companion and return it once it is ready.
+
+    Raises EngineError if it cannot be started, ends, or is not ready in time; then none of its processes is left, and
+    the end of its log was shown. `kept`: it outlives this process. `check` is called repeatedly while waiting;
+    `started` once, before waiting.
+    """
+    folder = (settings.folder or Path()).absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"{settings.title}: its folder {folder} does not exist")
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    log = companions_folder() / f"{settings.name}-{stamp}-{os.getpid()}.log"
+    child = start_child(
+        settings.command,
+        name=settings.title,
+        log_path=log,
+        env=environment_of(settings, os.environ),
+        cwd=folder,
+        grace_s=settings.stop_timeout_s,
+        kept=kept,
+    )
+    try:
+        started(child)
+        notify(f"starting {settings.title}; log: {log}")
+        _wait(child, settings, notify, check)
+    except BaseException:
+        child.stop()
+        raise
+    return child
+
+
+def environment_of(settings: CompanionSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a companion; raise ConfigError for a variable that is to be passed and is not set."""
+    given = {name: value for name, value in environ.items() if not is_secret_name(name)}
+    for entry in settings.env:
+        name, separator, value = entry.partition("=")
+        if not separator and name not in environ:
+            raise ConfigError(f"{settings.title} needs the environment variable {name}, which is not set")
+        given[name] = value if separator else environ[name]
+    # Its log would otherwise be buffered, and a text of readiness in it late.
+    return {"PYTHONUNBUFFERED": "1", **given}
+
+
+def _wait(child: Child, settings: CompanionSettings, notify: Notify, check: Callable[[], None]) -> None:
+    # Time during which this process was stopped does not count: the companion may have been stopped with it.
+    clock = SteadyClock(max_step_s=30.0)
+    readiness = Readiness(settings, child.log_path)
+    began = said = clock.time()
+    while True:
+        ready = readiness.is_ready()
+        # After the request: another program may answer at the address of one that has ended.
+        if (code := child.wait(0 if ready else _POLL_S)) is not None:
+            raise failed(child, f"ended with code {code} before it was ready", notify)
+        check()
+        if ready:
+            return
+        now = clock.time()
+        if now - began > settings.start_timeout_s:
+            what = f"was not ready within {settings.start_timeout_s:g} s (companions.start_timeout_s)"
+            raise failed(child, what, notify)
+        if now - said > _PROGRESS_S:
+            said = now
+            notify(f"  {settings.title} is still starting after {now - began:.0f} s")
+
+
+def failed(child: Child, what: str, notify: Notify) -> EngineError:
+    """Show the end of the log of a companion that failed, and return the error: what happened, and where the log is."""
+    for line in log_tail(child.log_path, _TAIL_LINES).splitlines():
+        notify(f"  {line}")
+    return EngineError(f"{child.name} {what}; log: {child.log_path}")

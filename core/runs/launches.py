@@ -1,0 +1,178 @@
+"""Record each launch of a run: command line, configuration, code, packages, names of environment variables."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from treadle.core.config import digest_json
+from treadle.core.errors import ConfigError
+from treadle.core.runs.records import StoredRecord, as_json, json_round_trip, parse_record
+from treadle.core.runs.run import Run, utc_now
+from treadle.core.untrusted.secrets import redact
+
+_log = logging.getLogger(__name__)
+
+_GIT_TIMEOUT_S = 10.0
+_MAX_CHARS = 1 << 20
+"""Longest diff and source file that is kept."""
+_DISTRIBUTION = re.compile(r"(.+?)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
+_recorded: dict[tuple[str, str, int], str] = {}
+"""Digest of the configuration that this process recorded last, by root, run and process."""
+
+
+class GitState(BaseModel):
+    """The state of one checkout."""
+
+    model_config = ConfigDict(frozen=True)
+
+    folder: str
+    commit: str
+    diff: str
+    """Changes of tracked files since the commit; cut after 1 MiB characters."""
+    untracked: tuple[str, ...]
+    """Paths of untracked files that are not ignored."""
+
+
+class LaunchRecord(StoredRecord):
+    """The content of `launches/<n>.json`; secrets are replaced by the names of their variables."""
+
+    run_id: str
+    started_at: str
+    """UTC, ISO 8601."""
+    host: str
+    pid: int
+    folder: str
+    """Working directory."""
+    command: tuple[str, ...]
+    python: str
+    packages: dict[str, str]
+    """Versions of all installed packages."""
+    git: tuple[GitState, ...]
+    """Checkouts that hold the working directory and Treadle."""
+    sources: dict[str, str]
+    """Text of the files of own classes that the configuration names."""
+    variables: tuple[str, ...]
+    """Names of all environment variables."""
+    config: dict[str, Any]
+    """Resolved configuration, companions included."""
+    config_input: str
+    """Configuration files as given; empty for a run that used its own configuration."""
+
+
+def record_launch(run: Run, config: Mapping[str, Any], config_input: str, secret_names: Collection[str] = ()) -> None:
+    """Write the record of a launch of this process; once per run and configuration.
+
+    Raises StorageError if the root cannot be written.
+    """
+    plain = json_round_trip(config)
+    place, digest = (run.storage.location(), run.run_id, os.getpid()), digest_json(plain)
+    if _recorded.get(place) == digest:
+        return
+
+    def clean(text: str) -> str:
+        return redact(text, secret_names)[:_MAX_CHARS]
+
+    record = LaunchRecord(
+        run_id=run.run_id,
+        started_at=utc_now(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        folder=os.getcwd(),
+        command=tuple(map(clean, sys.argv)),
+        python=platform.python_version(),
+        packages=installed_packages(),
+        git=tuple(
+            one.model_copy(update={"diff": clean(one.diff)})
+            for folder in _checkouts()
+            if (one := _git_state(folder)) is not None
+        ),
+        sources={str(path): clean(text) for path, text in _sources(plain)},
+        variables=tuple(sorted(os.environ)),
+        config=plain,
+        config_input=config_input,
+    )
+    prefix = run.key("launches")
+    numbers = [int(Path(key).stem) for key in run.storage.keys(prefix) if Path(key).stem.isdigit()]
+    number = max(numbers, default=0) + 1
+    while not run.storage.put_if(f"{prefix}/{number}.json", as_json(record), None):
+        number += 1
+    _recorded[place] = digest
+
+
+def read_launch(path: Path) -> LaunchRecord:
+    """Return a record of a launch; raise ConfigError if there is none, RunError if it cannot be used."""
+    try:
+        return parse_record(path.read_bytes(), str(path), LaunchRecord)
+    except OSError as error:
+        raise ConfigError(f"the record {path} cannot be read: {error.strerror or error}") from None
+
+
+def installed_packages() -> dict[str, str]:
+    """Return the versions of all packages that this interpreter can import, from the names of their folders."""
+    found: dict[str, str] = {}
+    for place in sys.path:
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        for name in names:
+            if (match := _DISTRIBUTION.fullmatch(name)) is not None:
+                found.setdefault(match[1].lower().replace("_", "-"), match[2])
+    return dict(sorted(found.items()))
+
+
+def _checkouts() -> list[Path]:
+    """Return the checkouts of the working directory and of Treadle."""
+    found = []
+    for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+        if top is not None and top not in found:
+            found.append(top)
+    return found
+
+
+def _git_state(folder: Path) -> GitState | None:
+    """Return the state of a checkout; None, with a warning, if git cannot tell it."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-c", "core.quotePath=false", "-C", str(folder), *words]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+        return done.stdout.decode(errors="replace")
+
+    try:
+        commit = git("rev-parse", "HEAD").strip()
+        diff = git("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD")
+        untracked = git("ls-files", "--others", "--exclude-standard").splitlines()
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning("the launch is recorded without the state of %s: %s", folder, error)
+        return None
+    return GitState(folder=str(folder), commit=commit, diff=diff, untracked=tuple(untracked[:1000]))
+
+
+def _sources(tree: Any) -> Iterator[tuple[Path, str]]:
+    """Yield the files of own classes in a configuration, and their texts."""
+    if isinstance(tree, Mapping):
+        file = tree.get("code_file")
+        if isinstance(file, str) and (path := Path(file)).is_file():
+            yield path, path.read_text(errors="replace")
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for item in tree:
+            yield from _sources(item)

@@ -1,0 +1,157 @@
+"""Companions that stay up between runs: recorded by identity, used by runs, stopped only if they are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from treadle.cli.commands.companions import companions
+from treadle.core.companions.kept import KeptCompanion, ProcessIdentity, keep, kept_companion, kept_companions, stop
+from treadle.core.companions.running import running_companions
+from treadle.core.companions.settings import CompanionSettings
+from treadle.core.errors import ConfigError, EngineError
+
+SLEEPS = "print('ready', flush=True); import time; time.sleep(600)"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    for path in (tmp_path / "cache" / "companions").glob("*.json"):
+        KeptCompanion.model_validate_json(path.read_bytes()).stop()
+
+
+def program(code: str = SLEEPS, **keys: object) -> CompanionSettings:
+    command = [sys.executable, "-S", "-c", code]
+    given = {"name": "desk", "command": command, "ready_text": "ready", "start_timeout_s": 60, **keys}
+    return CompanionSettings.model_validate(given)
+
+
+def call(*words: str) -> Result:
+    result = CliRunner().invoke(companions, words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def config_file(folder: Path, *entries: CompanionSettings) -> str:
+    path = folder / "run.toml"
+    tables = []
+    for one in entries:
+        keys = one.model_dump(mode="json", exclude_unset=True)
+        tables.append("[[companions]]\n" + "\n".join(f"{name} = {json.dumps(value)}" for name, value in keys.items()))
+    path.write_text("\n\n".join(tables))
+    return str(path)
+
+
+def states() -> dict[str, str]:
+    return {one["name"]: one["state"] for one in json.loads(call("status", "--json").stdout)}
+
+
+def test_commands_start_show_restart_and_stop(tmp_path: Path) -> None:
+    file = config_file(tmp_path, program(), program(name="other"))
+    call("start", file)
+    assert states() == {"desk": "ready", "other": "ready"}
+    before = kept_companion("desk")
+    assert before is not None and before.program is not None
+    call("start", file)
+    assert kept_companion("desk") == before
+    call("restart", "desk")
+    after = kept_companion("desk")
+    assert after is not None and after.is_alive() and not before.is_alive() and not before.program.is_alive()
+    call("stop", "desk")
+    assert states() == {"other": "ready"}
+    assert not after.is_alive() and after.program is not None and not after.program.is_alive()
+    call("stop")
+    assert states() == {}
+
+
+def test_unknown_names_are_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there are: none"):
+        call("stop", "desk")
+    keep(program(), print)
+    with pytest.raises(ConfigError, match="did you mean 'desk'"):
+        call("restart", "dsk")
+    with pytest.raises(ConfigError, match="no companion 'x'"):
+        call("start", config_file(tmp_path, program()), "--only", "x")
+    with pytest.raises(ConfigError, match="no \\[\\[companions\\]\\]"):
+        call("start", config_file(tmp_path))
+
+
+def test_runs_use_what_is_kept_and_leave_it_running() -> None:
+    kept = keep(program(), print)
+    said: list[str] = []
+    with running_companions([program()], said.append):
+        assert len(said) == 1 and "kept running" in said[0]
+    assert kept is not None and kept.is_alive()
+
+
+def test_other_settings_under_one_name_are_refused_while_it_runs() -> None:
+    keep(program(), print)
+    with pytest.raises(EngineError, match="runs with other settings"):
+        keep(program(env=["COLOUR=red"]), print)
+
+
+@pytest.mark.covers("service-24")
+def test_failed_start_leaves_no_record_and_no_process(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    code = f"""
+import os, time
+if (pid := os.fork()) == 0:
+    os.setsid(); time.sleep(600)
+open({str(pid)!r}, "w").write(str(pid))
+os._exit(3)
+"""
+    with pytest.raises(EngineError, match="ended with code 3"):
+        keep(program(code), print)
+    assert kept_companions() == [] and ProcessIdentity.of(int(pid.read_text())) is None
+
+
+def test_number_of_a_recycled_process_gets_no_signal(cache: Path) -> None:
+    kept = keep(program(), print)
+    assert kept is not None
+    stop(kept, print)
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        now = ProcessIdentity.of(stranger.pid)
+        assert now is not None
+        recycled = now.model_copy(update={"started_ticks": now.started_ticks - 1})
+        rebooted = now.model_copy(update={"boot": "another"})
+        for one in (recycled, rebooted):
+            old = kept.model_copy(update={"supervisor": one, "program": one})
+            (cache / "companions" / "desk.json").write_text(old.model_dump_json())
+            assert states() == {"desk": "ended"}
+            call("stop", "desk")
+            assert stranger.poll() is None and states() == {}
+        assert stranger.stdin is not None
+        stranger.stdin.close()
+
+
+def test_killed_supervisor_takes_the_program_with_it() -> None:
+    kept = keep(program(), print)
+    assert kept is not None and kept.program is not None
+    os.kill(kept.supervisor.pid, 9)
+    kept.program.end(0, 60.0)
+    assert kept.state() == "ended" and not kept.program.is_alive()
+
+
+def test_unreadable_record_is_named(cache: Path) -> None:
+    (cache / "companions").mkdir(parents=True)
+    path = cache / "companions" / "desk.json"
+    path.write_text("{")
+    with pytest.raises(EngineError, match="desk.json cannot be read"):
+        kept_companions()
+    path.unlink()
+
+
+def test_kept_companion_outlives_the_command_that_started_it(tmp_path: Path) -> None:
+    code = "import sys; from treadle.cli.commands.companions import companions; companions(['start', sys.argv[1]])"
+    subprocess.run([sys.executable, "-c", code, config_file(tmp_path, program())], check=True, capture_output=True)
+    assert states() == {"desk": "ready"}
