@@ -70,7 +70,7 @@ BIG = 10**30
         ("/step", b'{"messages": null}', 422),
         ("/step", b'{"instance_id": "one", "messages": ' + b"[" * 9_000 + b"]" * 9_000 + b"}", 400),
         ("/step", b'{"instance_id": "one", "messages": {"role": "assistant", "content": "\\ud800"}}', 400),
-        ("/step", {"instance_id": "one", "messages": {"role": "assistant"}, "params": {"x": BIG}, "request_id": "r"}, 422),
+        ("/step", {"instance_id": "one", "messages": {"role": "assistant"}, "params": {"x": BIG}}, 422),
         ("/step", {"instance_id": "one", "messages": {"role": "assistant", "content": ["x"]}}, 400),
         ("/create", {"task_id": "plain", "params": {"seed": BIG}}, 422),
         ("/create", {"task_id": "plain", "params": {"seed": "x"}}, 400),
