@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -43,8 +44,8 @@ class EnvironmentService:
         self.metrics = Metrics(lambda: len(self.instances), lambda: self.num_processes)
         self.is_draining = False
         self._kinds = {name: ServedKind(name, one, self._count) for name, one in environments.items()}
-        for kind in self._kinds.values():
-            self.metrics.add_kind(kind.name, lambda kind=kind: kind.needs_process)
+        for name, kind in self._kinds.items():
+            self.metrics.add_kind(name, partial(getattr, kind, "needs_process"))
         self._ending: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
