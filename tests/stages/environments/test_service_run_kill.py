@@ -26,6 +26,8 @@ from treadle.environments.registry import ENVIRONMENTS, environment_type
 
 TOKENIZER = ChatTokenizer.load(qwen_tokenizer())
 NUM_TASKS = 6
+CHANGES = ('{"call":"pay_order"', '{"call":"cancel_order"', '{"call":"transfer"')
+"""What a request has after a turn that changed the book; a kill in between must not lose the change."""
 CONFIG = """
 flow.stages = ["rollouts"]
 
@@ -60,7 +62,7 @@ def written(desk: Desk) -> list[bytes]:
     return [path.read_bytes() for path in sorted(parts)]
 
 
-@pytest.mark.parametrize("moment", sampled([1, 3, 5, 7, 9, 12, 15, 18, 21], {7}))
+@pytest.mark.parametrize("moment", sampled([1, 2, 3, 4, 5, 6, 7], {2}))
 def test_killed_run_resumes_to_the_same_rollouts(tmp_path: Path, moment: int) -> None:
     turns = asyncio.run(solutions())
     seen: list[str] = []
@@ -72,7 +74,7 @@ def test_killed_run_resumes_to_the_same_rollouts(tmp_path: Path, moment: int) ->
             said = "Ready."
         else:
             seen.append(request.text)
-            if len(seen) >= moment:
+            if sum(any(call in one for call in CHANGES) for one in seen) >= moment:
                 reached.set()
             said = turns[text][request.text.count("<|im_start|>assistant") - 1]
         return Reply(said, (*TOKENIZER.encode(said), TOKENIZER.turn_end_ids[0]))
