@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from treadle.agent.continuation import continued_turn
 from treadle.agent.contract import Message
@@ -88,10 +89,10 @@ class ChatPrompts:
             return 0
         return estimate_tokens(len(segment.text), self._counted_tokens, self._counted_chars)
 
-    def trim(self, kept: Sequence[int]) -> None:
+    def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """See `PromptStrategy`."""
         num_before = estimate_tokens(self._num_chars(), self._counted_tokens, self._counted_chars)
-        self._transcript.trim(kept)
+        self._transcript.trim(kept, texts)
         shown = self._transcript.shown_segments()
         self._reasoning_chars = sum(len(one.text) for one in shown if one.kind == REASONING)
         num_chars = self._num_chars()

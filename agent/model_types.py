@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from treadle.agent.contexts.clipping import SelfClip
+from treadle.agent.contexts.thinking import LinearThink
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.token_ids import Codec
 from treadle.agent.tools.schema import ToolSchema
@@ -77,13 +80,19 @@ class RolloutLimits:
         max_turns: Most generation calls, including those of a continued prefix.
         max_model_len: Context window of the model in tokens; None if unknown.
         max_trajectory_tokens: Longest assistant turn in tokens (ignored in text mode); None for no limit.
+        max_prompt_tokens: Longest prompt in tokens; a longer one ends the rollout before its first turn.
         trimming: How a context that gets too long is trimmed; None to end the rollout instead.
+        context: How the manager of contexts changes what requests show; None for an append-only context.
+        prompt_hint: Text that is added to the last message before the first turn; empty for none.
     """
 
     max_turns: int
     max_model_len: int | None = None
     max_trajectory_tokens: int | None = None
+    max_prompt_tokens: float = math.inf
     trimming: Trimming | None = None
+    context: LinearThink | SelfClip | None = None
+    prompt_hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from treadle.agent.contract import Message
@@ -41,7 +42,7 @@ class PromptStrategy(Protocol):
         """
         ...
 
-    def trim(self, kept: Sequence[int]) -> None:
+    def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """Show only these segments from now on, and what follows; see `Transcript.trim`."""
         ...
 
@@ -93,6 +94,8 @@ class TokenIdPrompts(WrittenPrompts):
     def max_new_tokens(self) -> tuple[int, TokenLimit]:
         """See `PromptStrategy`."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
+        if len(self.prompt_ids) > limits.max_prompt_tokens:
+            return 0, "context_full"
         free, used = self._free_tokens(), len(self._transcript.ids)
         window = most if free is None else free
         budget = most if limits.max_trajectory_tokens is None else limits.max_trajectory_tokens - used
@@ -106,9 +109,9 @@ class TokenIdPrompts(WrittenPrompts):
         """See `PromptStrategy`."""
         return segments_to_show(self._transcript, trimming, self._free_tokens(), lambda one: one.end - one.start)
 
-    def trim(self, kept: Sequence[int]) -> None:
+    def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """See `PromptStrategy`."""
-        self._transcript.trim(kept)
+        self._transcript.trim(kept, texts)
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
@@ -190,9 +193,9 @@ class TextPrompts(WrittenPrompts):
             return len(self._engine.renderer.encode(text))
         return estimate_tokens(len(text), self._server_tokens, self._server_chars)
 
-    def trim(self, kept: Sequence[int]) -> None:
+    def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """See `PromptStrategy`."""
-        self._transcript.trim(kept)
+        self._transcript.trim(kept, texts)
         num_chars = len(self._prompt) + len(self._transcript.shown_text)
         self._server_tokens = estimate_tokens(num_chars, self._server_tokens, self._server_chars)
         self._server_chars = num_chars

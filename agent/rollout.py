@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from treadle.agent.cached_units import OUTCOME_UNIT, answer_unit, call_unit, context_unit
+from treadle.agent.cached_units import OUTCOME_UNIT, answer_unit, call_unit
 from treadle.agent.call_cache import CallCache
+from treadle.agent.contexts.manager import ContextManager, own_clipper
 from treadle.agent.contract import (
     Episode,
     EpisodeOptions,
@@ -27,13 +28,13 @@ from treadle.agent.contract import (
     Task,
     TurnEnd,
 )
-from treadle.agent.model_types import ModelBinding
+from treadle.agent.model_types import CompletionModel, ModelBinding
 from treadle.agent.native_chat_prompts import make_prompt_strategy
 from treadle.agent.prefix import Prefix
+from treadle.agent.role import RoleModel
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.trajectory import TRUNCATED_STATUSES, Trajectory, TurnUsage, Usage, split_by_context
 from treadle.agent.transcript import Transcript
-from treadle.agent.trimming import Trimming
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
 from treadle.core.llm.types import Completion
 from treadle.core.seeds import derive_seed
@@ -59,7 +60,16 @@ def rare_collections() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class RolloutEngine(ModelBinding):
-    """Engine that runs any number of concurrent rollouts with one model, its tokenizer, sampling and limits."""
+    """Engine that runs any number of concurrent rollouts with one model, its tokenizer, sampling and limits.
+
+    `clipper` gives the verdicts of `context_selfclip`; without it the policy itself does.
+    """
+
+    clipper: RoleModel | None = None
+
+    def with_turns_from(self, model: CompletionModel) -> RolloutEngine:
+        """Return the engine with another model for the turns; verdicts on contexts come from the same as before."""
+        return replace(self, model=model, clipper=self.clipper or own_clipper(self))
 
     async def roll_out(
         self,
@@ -142,7 +152,8 @@ class Rollout:
         self._transcript = Transcript(engine.dialect, engine.codec, prefix, engine.reply_text)
         self._initial = initial
         self._has_hint = bool(hint)
-        first = with_hint(initial.messages, hint)
+        self._first_messages = with_hint(initial.messages, engine.limits.prompt_hint)
+        first = with_hint(self._first_messages, hint)
         self._prompt_strategy = make_prompt_strategy(engine, first, initial.tools, self._transcript)
         self._added_tools: list[ToolSchema] = []
         self._calls = list(prefix.calls) if prefix else []
@@ -151,6 +162,18 @@ class Rollout:
         self._turns_before = self._turn + self._pending
         self._usage = Usage()
         self._status: str | None = None
+        self._context = ContextManager(
+            engine,
+            engine.clipper or own_clipper(engine),
+            self._prompt_strategy,
+            self._transcript,
+            cache,
+            "\n\n".join(one["content"] for one in initial.messages),
+            seed,
+            session,
+            deadline,
+            [],
+        )
         self._truncated = False
         self._turn_rewards: list[float | None] = []
 
@@ -183,8 +206,7 @@ class Rollout:
         return await self._finish(self._status)
 
     async def _take_turn(self) -> str | None:
-        if self._engine.limits.trimming is not None:
-            self._trim(self._engine.limits.trimming)
+        await self._context.prepare(self._turn)
         max_new_tokens, limit_status = self._prompt_strategy.max_new_tokens()
         if max_new_tokens < 1:
             return limit_status
@@ -200,25 +222,6 @@ class Rollout:
             ended = "length" if max_new_tokens >= self._engine.sampling.max_tokens else limit_status
         del completion  # its ids are in the transcript, and thousands of reactions may be waited for at once
         return await self._react(ended, is_empty=not was_added)
-
-    def _trim(self, trimming: Trimming) -> None:
-        """Trim the context if the window has too little room for the turn.
-
-        What stays is cached: after a resume, the server may have another window.
-        """
-        unit = context_unit(self._turn)
-        known = self._cache.get(unit)
-        if known is not None:
-            kept = orjson.loads(known)
-        elif self._cache.get(answer_unit(self._turn)) is None:
-            kept = self._prompt_strategy.find_trim(trimming)
-        else:
-            kept = None
-        if kept is None:
-            return
-        if known is None:
-            self._cache.append(unit, orjson.dumps(kept))
-        self._prompt_strategy.trim(kept)
 
     async def _generate(self, max_tokens: int) -> Completion:
         unit = answer_unit(self._turn)
@@ -284,11 +287,13 @@ class Rollout:
         transcript, codec = self._transcript, self._engine.codec
         transcript.seal()
         self._usage.wasted_tokens = transcript.wasted_tokens
+        self._usage.prompt_tokens += sum(one.prompt_tokens for one in self._context.verdicts)
+        self._usage.completion_tokens += sum(one.completion_tokens for one in self._context.verdicts)
         for note, count in transcript.notes.items():
             self._usage.notes[note] = self._usage.notes.get(note, 0) + count
         unhinted = None
         if codec is not None and self._has_hint:
-            unhinted = self._engine.prompt_ids(self._initial.messages, self._initial.tools)
+            unhinted = self._engine.prompt_ids(self._first_messages, self._initial.tools)
         segments, samples = split_by_context(transcript, self._prompt_strategy.prompt_ids.tolist(), unhinted)
         return Trajectory(
             status=status,
@@ -301,7 +306,7 @@ class Rollout:
             truncated=self._truncated or status in TRUNCATED_STATUSES,
             turn_rewards=self._turn_rewards if any(reward is not None for reward in self._turn_rewards) else [],
             outcome=outcome,
-            first_messages=tuple(self._initial.messages),
+            first_messages=tuple(self._first_messages),
             tools=(*self._initial.tools, *self._added_tools),
             num_added_tools=len(self._added_tools),
         )

@@ -10,10 +10,12 @@ gives no ids, the same class holds text only (`codec=None`).
 
 from __future__ import annotations
 
+import itertools
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from treadle.agent.contract import CallRecord, Message
 from treadle.agent.dialects.base import FRAME, REASONING, RESULT, TEXT, Dialect, Segment, render
@@ -89,33 +91,55 @@ class Transcript:
     def shown_segments(self) -> list[Segment]:
         """Return the segments that the next request shows."""
         segments, context = self.segments(), self.contexts[-1]
-        return [*(segments[number] for number in context.kept), *segments[context.num_segments :]]
+        kept = (
+            replace(segments[number], text=context.texts[number]) if number in context.texts else segments[number]
+            for number in context.kept
+        )
+        return [*kept, *segments[context.num_segments :]]
 
     def shown_numbers(self) -> list[int]:
         """Return the numbers of these segments among all."""
         context = self.contexts[-1]
         return [*context.kept, *range(context.num_segments, len(self.segments()))]
 
-    def trim(self, kept: Sequence[int]) -> None:
+    def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """Show only the segments with these numbers from now on, and what follows; call it between turns only.
 
-        Ids stay as they are, unless a token also holds text of a segment that is left out.
+        Ids stay as they are, unless a token also holds text of a segment that is left out. Segments in `texts` are
+        shown with that text, which is encoded here, apart from the beginning that is the segment's own.
         """
         segments = self.segments()
         ids = array("i")
-        for start, end in runs(kept):
-            ids += self._ids_of(segments[start:end])
+        for has_text, numbers in itertools.groupby(kept, lambda number: number in texts):
+            if has_text:
+                for number in numbers:
+                    ids += self._ids_with_text(segments[number], texts[number])
+                continue
+            for start, end in runs(list(numbers)):
+                ids += self._ids_of(segments[start:end])
         left_out = set(range(len(segments))).difference(kept)
+        num_turns = len(self.turn_starts)
+        if len(self.contexts) > 1 and self.contexts[-1].num_segments == len(segments):
+            num_turns = self.contexts.pop().num_turns  # nothing was written in it
         self.contexts.append(
             Context(
                 tuple(kept),
                 len(segments),
                 len(self.ids),
-                len(self.turn_starts),
+                num_turns,
                 ids,
                 sum(segments[number].kind in SYSTEM_KINDS - {FRAME} for number in left_out),
+                dict(texts),
             )
         )
+
+    def _ids_with_text(self, segment: Segment, text: str) -> array[int]:
+        """Return the ids of a segment that is shown with another text."""
+        if self._codec is None:
+            return array("i")
+        if not text.startswith(segment.text):
+            return array("i", self._codec.encode(text))
+        return self._ids_of([segment]) + array("i", self._codec.encode(text[len(segment.text) :]))
 
     def _ids_of(self, segments: Sequence[Segment]) -> array[int]:
         """Return the ids of neighbouring segments."""

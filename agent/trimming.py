@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treadle.agent.dialects.base import Segment
@@ -34,8 +34,8 @@ class Trimming:
         Those of the kept kinds and what the model has not read yet always stay; of the others, the most recent ones
         that fit in `room` tokens together with them. `lengths` are those of the segments in tokens.
         """
-        num_read = _num_read(segments)
-        stays = [one.kind in self.kept_kinds or place >= num_read for place, one in enumerate(segments)]
+        unread = num_read(segments)
+        stays = [one.kind in self.kept_kinds or place >= unread for place, one in enumerate(segments)]
         room -= sum(itertools.compress(lengths, stays))
         for place in reversed(range(len(segments))):
             if stays[place]:
@@ -47,7 +47,7 @@ class Trimming:
         return [place for place, one in enumerate(stays) if one]
 
 
-def _num_read(segments: Sequence[Segment]) -> int:
+def num_read(segments: Sequence[Segment]) -> int:
     """Return the number of segments before the results and messages at the end."""
     return next((place for place in range(len(segments), 0, -1) if segments[place - 1].kind not in SYSTEM_KINDS), 0)
 
@@ -61,7 +61,8 @@ class Context:
         num_segments: Number of segments before its own part, which is shown whole.
         num_ids: Number of ids before its own part.
         num_turns: Number of turns before its own part.
-        ids: Ids of the kept segments.
+        ids: Ids of the kept segments, as they are shown.
+        texts: Texts that are shown instead of those of earlier segments, by number.
         num_left_out: Number of results and messages among the segments that are not shown.
     """
 
@@ -71,6 +72,7 @@ class Context:
     num_turns: int = 0
     ids: array[int] = field(default_factory=lambda: array("i"))
     num_left_out: int = 0
+    texts: Mapping[int, str] = field(default_factory=dict)
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

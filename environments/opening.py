@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT, Task
+from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.model_sessions import ModelSession
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.rollout import RolloutEngine
@@ -56,7 +57,7 @@ def errors_named(name: str) -> Iterator[None]:
 
 def shown_messages(settings: EnvironmentSettings, task: Task) -> list[dict[str, str]]:
     """Return the messages before the first turn, or the task's text if only an episode knows them."""
-    return settings.first_messages(task) or [{"role": "user", "content": task.user_message}]
+    return settings.prompt_messages(task) or [{"role": "user", "content": task.user_message}]
 
 
 def limits_of(
@@ -73,6 +74,8 @@ def limits_of(
         max_model_len=max_model_len,
         max_trajectory_tokens=min(bounds, default=None),
         trimming=settings.trimming,
+        context=settings.context.rule,
+        prompt_hint=settings.context.prompt_hint,
     )
 
 
@@ -86,11 +89,19 @@ def engine_of(
 ) -> RolloutEngine:
     """Return a rollout engine with a model as policy or agent; `additional_calls` extends each call limit.
 
-    Raises ConfigError if the sampling or the stop strings do not suit the role, or contexts cannot be trimmed.
+    Raises ConfigError if the sampling or the stop strings do not suit the role, or if contexts cannot be trimmed or
+    managed.
     """
     check_trimming(settings, session.name, session.facts.max_model_len)
     limits = limits_of(settings, additional_calls=additional_calls, max_model_len=session.facts.max_model_len)
-    return session.engine(settings.turn_dialect, limits, sampling, role=role)
+    engine = session.engine(settings.turn_dialect, limits, sampling, role=role)
+    if limits.context is not None and engine.chat is not None and isinstance(engine.dialect, FunctionsDialect):
+        raise ConfigError(
+            f'environment.context.manager = "{settings.context.manager}" needs requests that show a part of '
+            f"the conversation, but models.{session.name} gets native calls as messages, each with its result; use "
+            '"linear", or a model that completes prompts'
+        )
+    return engine
 
 
 def check_trimming(settings: EnvironmentSettings, model: str, window: int | None) -> None:

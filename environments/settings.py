@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from treadle.agent.contexts.clipping import CLIPPER
+from treadle.agent.contexts.settings import ContextSettings
 from treadle.agent.contract import Task
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.dialects.free import FreeDialect
@@ -20,7 +22,7 @@ from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.settings import ToolSettings
 from treadle.agent.trimming import Trimming
-from treadle.core.config import Section, digest_json, semantic_dump
+from treadle.core.config import CountsIfSet, Section, digest_json, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
 from treadle.core.registry import Entry
@@ -77,6 +79,16 @@ class EnvironmentSettings(Entry):
     rollout_time_s: float = Field(default=1200.0, gt=0)
     """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
     `timeout`. In reinforcement learning only the time of programs counts."""
+    context: CountsIfSet[ContextSettings] = ContextSettings()
+    """How the context of a rollout is managed."""
+
+    @model_validator(mode="after")
+    def _check_context(self) -> Self:
+        if self.reserve_tokens is not None and self.context.rule is not None:
+            raise ValueError(
+                f'context.manager = "{self.context.manager}" cannot be combined with trim_reserve_tokens; leave one out'
+            )
+        return self
 
     @field_validator("tools")
     @classmethod
@@ -91,6 +103,19 @@ class EnvironmentSettings(Entry):
     def turn_dialect(self) -> Dialect:
         """How the model's turns are read and written."""
         return FreeDialect()
+
+    @property
+    def has_several_contexts(self) -> bool:
+        """Whether a rollout may consist of several token sequences."""
+        return self.reserve_tokens is not None or self.context.rule is not None
+
+    def prompt_messages(self, task: Task) -> list[dict[str, str]] | None:
+        """Return `first_messages` with the hint of the context's manager."""
+        messages, hint = self.first_messages(task), self.context.prompt_hint
+        if not messages or not hint:
+            return messages
+        *others, last = messages
+        return [*others, {**last, "content": f"{last['content']}\n\n{hint}"}]
 
     @property
     def reserve_tokens(self) -> int | None:
@@ -129,7 +154,10 @@ class EnvironmentSettings(Entry):
     @property
     def role_models(self) -> dict[str, EnvironmentRole]:
         """Model and sampling of each role that episodes ask."""
-        return {name: self.roles.get(name, EnvironmentRole(model=name)) for name in self.role_names}
+        found = {name: self.roles.get(name, EnvironmentRole(model=name)) for name in self.role_names}
+        if self.context.asks_for_verdicts and CLIPPER in self.roles:
+            found[CLIPPER] = self.roles[CLIPPER]
+        return found
 
     @property
     def summarizer_key(self) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -58,14 +58,18 @@ class OpenEnvironment:
         max_prompt_tokens: float = math.inf,
         membership: BatchMembership | None = None,
     ) -> GroupRollouts:
-        """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any."""
+        """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any.
+
+        A prompt of more than `max_prompt_tokens` ends its trajectory before the first turn.
+        """
+        limits = replace(engine.limits, max_prompt_tokens=max_prompt_tokens)
         return GroupRollouts(
-            engine=engine,
+            engine=replace(engine, limits=limits),
             runtime=self.runtime,
             branching=branching,
             rollout_time_s=self.settings.rollout_time_s,
             vocab_size=vocab_size,
-            max_prompt_tokens=max_prompt_tokens,
+            max_samples=self.settings.context.max_samples,
             membership=membership or BatchMembership(),
         )
 

@@ -23,6 +23,9 @@ class RlEngine(TrainingEngine):
     module: ClassVar[str] = "treadle.rl.engine"
     section: ClassVar[str] = "rl"
 
+    trains_several_samples: ClassVar[bool] = False
+    """Whether a trajectory may consist of several token sequences, which share its advantage."""
+
     @property
     def has_critic(self) -> bool:
         """True if a critic estimates the values that rewards are compared with, instead of those of a group."""

@@ -30,13 +30,14 @@ ODDITIES = {
     "other_model": "name a model other than the requested one",
     "calls_in_text": "had tool calls in their text, which the server did not parse; they were read",
     "only_reasoning": "had reasoning and no text: raise max_tokens in the sampling, or lower the effort by extra_body",
+    "bad_verdict": "were no valid verdict on the messages of a context; nothing was left out",
     "marker_restored": "lacked the stop string that ended them; it was restored",
 }
 """Kind -> end of the sentence that reports such answers."""
 
 ACCEPTED = frozenset(
     {"content_filter", "unknown_finish", "over_max_tokens", "other_model", "marker_restored", "calls_in_text"}
-    | {"only_reasoning"}
+    | {"only_reasoning", "bad_verdict"}
 )
 REFUSED = frozenset(ODDITIES) - ACCEPTED
 

@@ -109,6 +109,12 @@ def _check(
                 f"{address}: pools judges answers, but the tasks of {environment.type} have no gold answers; leave "
                 "pools out of flow.stages: sft_rows is made from rollouts and scores"
             )
+        if editing and environment.context.rule is not None:
+            raise ConfigError(
+                f"{address}: {editing} continue trajectories of one context, but environment.context.manager = "
+                f'"{environment.context.manager}" makes several; use "linear", or pools.operators = '
+                '["rerollout"]'
+            )
         if not editing or traits.forks or (traits.forks_messages and not model.continues_text):
             continue
         if traits.forks_messages:

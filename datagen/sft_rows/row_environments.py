@@ -118,7 +118,7 @@ class RowEnvironments:
         ArtifactError.
         """
         environment = self[name]
-        messages = environment.settings.first_messages(Task.from_row(question))
+        messages = environment.settings.prompt_messages(Task.from_row(question))
         if messages is None and not first_messages:
             raise ArtifactError(f"trajectory {rollout_key} does not say with which messages it began")
         messages = messages or orjson.loads(first_messages)

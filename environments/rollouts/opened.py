@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from treadle.agent.contexts.clipping import CLIPPER
 from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.model_sessions import ModelSession, ModelSessions, check_trained, load_tokenizer
 from treadle.agent.role import RoleModel
@@ -68,6 +69,9 @@ async def open_rollouts(
     async with open_runtimes(environments, resources) as runtimes:
         for name, runtime in runtimes.items():
             facts[name] = {**facts[name], **runtime.facts(), **engines[name].dialect.facts()}
+        for name, engine in engines.items():
+            if CLIPPER in environments[name].role_models:
+                engines[name] = replace(engine, clipper=resources.roles[CLIPPER])
         yield OpenRollouts(
             {name: RolloutEnvironment(engines[name], runtime) for name, runtime in runtimes.items()},
             policy.codec.digest if policy.codec else "",

@@ -59,7 +59,7 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Rewarded
         "tool_calls": reward.tool_calls,
         "tool_failures": reward.tool_failures,
         "model_tokens": sum(made.env_mask),
-        "total_tokens": len(made.completion_ids),
+        "total_tokens": made.total_tokens,
         "finish": reward.status,
         "truncated": made.trajectory.truncated,
         "branch_parent": made.branch_parent,

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from treadle.agent.call_cache import NullCache
 from treadle.agent.contract import EpisodeOptions, Ledger, Task
 from treadle.agent.rollout import RolloutEngine
-from treadle.agent.token_ids import ORIGIN_SAMPLED
 from treadle.agent.tools.outcome import NOT_ON_RECORD
 from treadle.agent.trajectory import Trajectory
 from treadle.core.errors import ConfigError, EngineError, ModelError, ToolError
@@ -27,6 +27,7 @@ from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.types import EnvironmentRuntime
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
+from treadle.rl.groups.samples import GroupSample, group_samples
 from treadle.rl.groups.session import GroupSession, Recorder, TimedEpisode
 from treadle.rl.rewards.base import GroupItem
 
@@ -63,28 +64,50 @@ class GroupTrajectory:
 
     Attributes:
         session: Number in the group, from 0 in the order of creation.
-        prompt_ids: Token ids before the first turn, without a hint.
-        completion_ids: Token ids after them, results, messages and end-of-turn ids included, at most
-            `max_trajectory_tokens`.
-        env_mask: 1 for each completion id that the model sampled, else 0.
-        logprobs: Log-probability of each completion id at sampling; 0.0 if the mask is 0 or the value is unknown.
+        samples: Its token sequences, at least one; results, messages and end-of-turn ids included.
         trajectory: The rollout's trajectory.
-        turn_starts: Number of completion ids before each turn of the model.
         branch_parent: `session` of the trajectory that it branched from; None if it started from the question.
         branch_depth: Number of branchings between the question and this trajectory.
         seed: Seed of the trajectory's turns.
     """
 
     session: int
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    env_mask: list[int]
-    logprobs: list[float]
-    turn_starts: list[int]
+    samples: Sequence[GroupSample]
     trajectory: Trajectory
     branch_parent: int | None
     branch_depth: int
     seed: int
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Token ids before the first turn, without a hint."""
+        return self.samples[0].prompt_ids
+
+    @property
+    def completion_ids(self) -> list[int]:
+        """Token ids after the prompts, over all samples."""
+        return [id_ for one in self.samples for id_ in one.completion_ids]
+
+    @property
+    def env_mask(self) -> list[int]:
+        """1 for each of these that the model sampled, else 0."""
+        return [mask for one in self.samples for mask in one.env_mask]
+
+    @property
+    def total_tokens(self) -> int:
+        """Number of tokens after the first prompt, tool results included."""
+        return len(self.completion_ids) if len(self.samples) == 1 else self.trajectory.num_output_tokens
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Log-probability of each of these at sampling; 0.0 if the mask is 0 or the value is unknown."""
+        return [value for one in self.samples for value in one.logprobs]
+
+    @property
+    def turn_starts(self) -> list[int]:
+        """Number of these before each turn of the model."""
+        ends = itertools.accumulate((len(one.completion_ids) for one in self.samples), initial=0)
+        return [end + start for one, end in zip(self.samples, ends, strict=False) for start in one.turn_starts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +141,7 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
         tool_failures=ledger.failed.total(),
         web_misses=sum(NOT_ON_RECORD in call.note for call in made.trajectory.calls),
         model_tokens=sum(made.env_mask),
-        total_tokens=len(made.completion_ids),
+        total_tokens=made.total_tokens,
         status=made.trajectory.status,
         num_turns=len(made.turn_starts),
         turn_rewards=tuple(made.trajectory.turn_rewards),
@@ -137,7 +160,7 @@ class GroupRollouts:
         rollout_time_s: Time limit for the calls of one trajectory, including those shared with the one it branched
             from.
         vocab_size: Vocabulary size of the policy; entropies are in units of its logarithm.
-        max_prompt_tokens: Maximum length of a prompt that can be trained on.
+        max_samples: Most samples of a trajectory that are trained on; None for all.
         membership: Shared with the `BatchedModel`, if the policy is one.
     """
 
@@ -146,20 +169,21 @@ class GroupRollouts:
     branching: Branching
     rollout_time_s: float
     vocab_size: int
-    max_prompt_tokens: float = math.inf
+    max_samples: int | None = None
     membership: BatchMembership = field(default_factory=BatchMembership)
 
     def __post_init__(self) -> None:
         if self.engine.codec is None:
             raise ConfigError("group rollouts need token ids: the policy has no tokenizer here")
-        if self.engine.limits.trimming is not None:
-            raise ConfigError("group rollouts need one context each; unset environment.trim_reserve_tokens")
 
     async def roll_out(self, job: GroupJob) -> Group:
         """Roll out one group; mark it as failed on a ModelError or a retryable ToolError.
 
-        Other errors are raised.
+        Other errors are raised; ConfigError for groups that branch although rollouts have several contexts.
         """
+        limits = self.engine.limits
+        if job.size > self.branching.initial_rollouts and (limits.trimming or limits.context):
+            raise ConfigError("trajectories branch only if each has one context; leave out rl.initial_rollouts")
         self.membership.enter()
         try:
             async with contextlib.AsyncExitStack() as episodes:
@@ -287,7 +311,7 @@ class _GroupRun:
         self._episodes.push_async_callback(episode.close)
         inherited = parent.recorder.logprobs(prefix.ids, prefix.origins) if parent and prefix else ()
         recorder = Recorder(rollouts.engine.model, episode, inherited)
-        rollout = await replace(rollouts.engine, model=recorder).begin(
+        rollout = await rollouts.engine.with_turns_from(recorder).begin(
             episode, job.question, seed=seed, deadline=math.inf, cache=NullCache(), prefix=prefix, options=options
         )
         session = GroupSession(
@@ -327,26 +351,22 @@ class _GroupRun:
 
     async def trajectories(self) -> list[GroupTrajectory]:
         """Return all trajectories; call it when all sessions have ended, before their episodes are closed."""
-        return [await self._trajectory(session) for session in self._sessions]
+        made = [await self._trajectory(session) for session in self._sessions]
+        if lost := sum(one.is_lost for one in (_item_of(trajectory) for trajectory in made)):
+            _log.warning(
+                "task %s: the prompts of %d rollouts are too long for a turn, so they have no reward; raise "
+                "rl.max_prompt_tokens, or leave the task out",
+                self._job.question.key,
+                lost,
+            )
+        return made
 
     async def _trajectory(self, session: GroupSession) -> GroupTrajectory:
         trajectory = await session.rollout.finish()
-        # A batch of the trainers has one sequence per trajectory.
-        (sample,) = trajectory.samples
-        most = self._rollouts.engine.limits.max_trajectory_tokens
-        prompt_ids = sample.prompt_ids_for_training
-        if len(prompt_ids) > self._rollouts.max_prompt_tokens:
-            raise EngineError(
-                f"task {self._job.question.key} begins with {len(prompt_ids):,} tokens, more than "
-                f"rl.max_prompt_tokens = {self._rollouts.max_prompt_tokens}; raise it, or leave the task out"
-            )
+        samples = group_samples(trajectory, session.recorder, self._rollouts.engine.limits, self._rollouts.max_samples)
         return GroupTrajectory(
             session=session.number,
-            prompt_ids=prompt_ids,
-            completion_ids=sample.ids[:most],
-            env_mask=[int(origin == ORIGIN_SAMPLED) for origin in sample.origins[:most]],
-            logprobs=session.recorder.logprobs(sample.ids, sample.origins)[:most],
-            turn_starts=sample.turn_starts,
+            samples=samples,
             trajectory=trajectory,
             branch_parent=session.parent,
             branch_depth=session.depth,

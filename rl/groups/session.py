@@ -23,6 +23,7 @@ from treadle.agent.contract import (
 from treadle.agent.model_types import CompletionModel
 from treadle.agent.rollout import Rollout
 from treadle.agent.token_ids import ORIGIN_SAMPLED
+from treadle.agent.trajectory import Sample
 from treadle.core.errors import DeadlineExceeded
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.work_clock import timed_work
@@ -107,6 +108,22 @@ class Recorder:
                 if start + offset < len(ids) and origins[start + offset] == ORIGIN_SAMPLED:
                     values[start + offset] = logprob
         return values
+
+    def logprobs_by_turn(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """Return the log-probabilities of the ids of each sample of a rollout that began with its first turn.
+
+        A completion belongs to the turn with its number, whatever the request showed.
+        """
+        found = []
+        answers = iter(self._answers)
+        for sample in samples:
+            values = [0.0] * len(sample.ids)
+            for start, (_, completion) in zip(sample.turn_starts, answers, strict=False):
+                for place, logprob in enumerate(completion.logprobs or (), start):
+                    if place < len(values) and sample.origins[place] == ORIGIN_SAMPLED:
+                        values[place] = logprob
+            found.append(values)
+        return found
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,6 +23,9 @@ from treadle.core.registry import Entry
 FAILED = "failed"
 """Status of an item that infrastructure, not the policy, prevented."""
 
+CONTEXT_FULL = "context_full"
+"""Status of an item whose context had no room for another turn."""
+
 ANSWERED = "answered"
 """Status of an item that ended with its answer."""
 
@@ -56,6 +59,11 @@ class GroupItem:
     num_turns: int = 1
     turn_rewards: tuple[float | None, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the policy never had a turn: infrastructure failed, or the prompt left no room for one."""
+        return self.status == FAILED or (self.status == CONTEXT_FULL and not self.num_turns)
 
     @property
     def gave_answer(self) -> bool:

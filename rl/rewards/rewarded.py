@@ -11,7 +11,7 @@ from numbers import Real
 from treadle.core.answers.score import Score
 from treadle.core.errors import EndpointUnavailable, EngineError
 from treadle.core.untrusted.concealment import user_code
-from treadle.rl.rewards.base import FAILED, GroupItem, Reward, RewardGroup, RewardRule
+from treadle.rl.rewards.base import GroupItem, Reward, RewardGroup, RewardRule
 from treadle.rl.rewards.overlong import overlong_penalty
 
 LARGEST_REWARD = 1e9
@@ -55,7 +55,7 @@ def reward_items(rule: RewardRule, group: RewardGroup, *, overlong_limit: int | 
     Raises EngineError, naming rule and task, if the rule raises or returns something else than a `Reward` with usable
     numbers and declared parts for each item.
     """
-    kept = [place for place, item in enumerate(group.items) if item.status != FAILED]
+    kept = [place for place, item in enumerate(group.items) if not item.is_lost]
     known = replace(
         group,
         items=[group.items[place] for place in kept],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from treadle.agent.contexts.clipping import CLIPPER
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
@@ -28,7 +29,7 @@ def _settings(plan: Plan, address: Address) -> RlSettings:
     options = rl_options(plan, address)
     environments = plan.environments()
     for environment in environments.values():
-        _check(address, environment, branches=options.branches)
+        _check(address, environment, options)
     check_environments(environments)
     _check_shares(address, options, environments)
     scores = phase_scores(plan, address)
@@ -45,23 +46,40 @@ def _settings(plan: Plan, address: Address) -> RlSettings:
     )
 
 
-def _check(address: Address, environment: EnvironmentSettings, *, branches: bool) -> None:
+def _check(address: Address, environment: EnvironmentSettings, options: RlOptions) -> None:
     """Raise ConfigError if the environment cannot be used in reinforcement."""
     traits, name = traits_of(environment), environment.type
-    if branches and not traits.forks:
+    if options.branches and not traits.forks:
         raise ConfigError(
             f"{address}: {episode_name(environment)} cannot be continued from a prefix, which branching needs; "
             "leave out rl.initial_rollouts"
         )
-    if environment.trimming is not None:
+    if environment.has_several_contexts:
+        _check_several_contexts(address, environment, options)
+    if asked := [*traits.roles, *(role for role in (CLIPPER,) if role in environment.role_models)]:
         raise ConfigError(
-            f"{address}: {episode_name(environment)} has several contexts with environment.trim_reserve_tokens, but "
-            "reinforcement trains on one token sequence per rollout; unset it, or leave rl out of flow.stages"
-        )
-    if traits.roles:
-        raise ConfigError(
-            f"{address}: episodes of {name} ask other models ({', '.join(traits.roles)}), which cannot be reached "
+            f"{address}: episodes of {name} ask other models ({', '.join(asked)}), which cannot be reached "
             "during training; leave rl out of flow.stages"
+        )
+
+
+def _check_several_contexts(address: Address, environment: EnvironmentSettings, options: RlOptions) -> None:
+    """Raise ConfigError if rollouts with several token sequences cannot be trained on."""
+    manager = environment.context.manager
+    key = f'context.manager = "{manager}"' if environment.reserve_tokens is None else "trim_reserve_tokens"
+    why = ""
+    if not options.engine.trains_several_samples:
+        why = f'rl.engine = "{options.engine.type}" trains on one; use "trl"'
+    elif options.branches:
+        why = "branching needs one per rollout; leave out rl.initial_rollouts"
+    elif entropy := [name for name in options.extra if name.startswith("entropy")]:
+        why = f"rl.extra.{entropy[0]} would weigh their tokens by micro-batches; leave it out"
+    elif options.loss_agg != "token_mean":
+        why = f'rl.loss_agg = "{options.loss_agg}" would weigh rollouts by their number; use "token_mean"'
+    if why:
+        raise ConfigError(
+            f"{address}: {episode_name(environment)} has several token sequences per rollout with environment.{key}, "
+            f"but {why}"
         )
 
 

@@ -66,7 +66,7 @@ def prompt_fits(environments: Environments, tokenizer: ChatTokenizer, max_tokens
     def fits(row: Mapping[str, Any]) -> bool:
         task = Task.from_row(row)
         environment = find_environment(environments, task.environment)
-        messages = environment.first_messages(task)
+        messages = environment.prompt_messages(task)
         if messages is None:
             # Messages that only an episode knows are checked when it begins.
             return True

@@ -94,6 +94,7 @@ class TrlEngine(RlEngine):
     """TRL: one process per device, each with the whole policy."""
 
     environment: ClassVar[str] = "trl"
+    trains_several_samples: ClassVar[bool] = True
     typed_keys: ClassVar[Mapping[str, str]] = TYPED_KEYS
     refused_keys: ClassVar[Mapping[str, str]] = REFUSED_KEYS
 

@@ -286,6 +286,17 @@ def test_advantages_of_turns_reach_the_loss(checks: dict[str, Any]) -> None:
     assert {"parts/f_tool", "parts/format_ok"} <= set(tracked["logged"])
 
 
+def test_samples_of_a_trajectory_have_the_gradient_of_the_whole_in_batches_filled_with_weight_zero(
+    checks: dict[str, Any],
+) -> None:
+    for made in checks["several"].values():
+        whole, split = made["rows"]
+        assert split > whole == 24 and split % 6 == 0
+        assert made["fillers"][0] == 0 < made["fillers"][1]
+        assert made["error"] < 1e-5
+        assert made["rewards"][1] == pytest.approx(made["rewards"][0]), "each rollout counts once"
+
+
 def test_adapters_are_trained_and_merged(checks: dict[str, Any], policy: Path) -> None:
     folder: RlFolder = checks["folder"]
     assert "adapter_model.safetensors" in checks["lora"]["state"]

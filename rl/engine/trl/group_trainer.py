@@ -29,7 +29,8 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     _norms: Sequence[float] = ()
     _buffered_inputs: Any
     own_advantages: Sequence[Sequence[float]] | Sequence[float] = ()
-    """Advantage of each trajectory of this process, in the order of the rollouts, or of each of its completion ids."""
+    """Advantage of each row of this process, in the order of the rollouts, or of each of its completion ids."""
+    _inputs: Any = None
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Do nothing: the artifact has its own card."""
@@ -65,8 +66,20 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
 
         TRL's loss takes advantages of shape (B,), or (B, T) with one for each completion id.
         """
+        self._inputs = inputs = list(inputs)
         made: dict[str, Any] = super()._generate_and_score_completions(inputs)
         made["advantages"] = advantages_tensor(self.own_advantages, made["completion_ids"], made["advantages"])
+        return made
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """Return what the rollouts give TRL, which may be more rows than `prompts`: some trajectories have several.
+
+        TRL goes through its inputs and prompts next to the rows, so both lists get as many items.
+        """
+        made: tuple[Any, ...] = super()._generate(prompts)
+        missing = len(made[0]) - len(prompts)
+        prompts += prompts[-1:] * missing
+        self._inputs += [dict(self._inputs[-1]) for _ in range(missing)]
         return made
 
     def _cut(self, made: dict[str, Any]) -> list[dict[str, Any]]:
@@ -92,7 +105,18 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         return sum(self._norms) / len(self._norms)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        self._scored_tokens = inputs["completion_mask"] * inputs["tool_mask"]
+        *others, last = row_chunks(inputs, self.args.per_device_train_batch_size)
+        done = torch.zeros((), device=last["completion_ids"].device)
+        for chunk in others:
+            loss = self._loss_of(model, chunk)
+            self.accelerator.backward(loss)  # frees the activations
+            done = done + loss.detach()
+        return self._loss_of(model, last) + done
+
+    def _loss_of(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        scored = inputs["completion_mask"] * inputs["tool_mask"]
+        # Rows of weight 0 alone are scored, too: every device must take part in each backward pass.
+        self._scored_tokens = scored if scored.any() else None
         try:
             loss: torch.Tensor = super()._compute_loss(model, inputs)
             return loss
@@ -123,6 +147,21 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         return torch.cat(scores), torch.cat(entropies), None
 
 
+def row_chunks(inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """Return a micro-batch in pieces of at most `size` rows; trajectories of several samples make it longer than that.
+
+    A loss that TRL divides by the tokens of the update is the sum of those of the pieces.
+    """
+    number = len(inputs["completion_ids"])
+    return [
+        {
+            name: value[start : start + size] if torch.is_tensor(value) and value.dim() else value
+            for name, value in inputs.items()
+        }
+        for start in range(0, number, size)
+    ]
+
+
 def advantages_tensor(
     own: Sequence[Sequence[float]] | Sequence[float], completion_ids: torch.Tensor, advantages: torch.Tensor
 ) -> torch.Tensor:
@@ -131,7 +170,7 @@ def advantages_tensor(
     Completions are padded on the right.
     """
     if len(own) != len(completion_ids):
-        raise RuntimeError(f"there are advantages of {len(own)} trajectories for {len(completion_ids)} of TRL's")
+        raise RuntimeError(f"there are advantages of {len(own)} rows for {len(completion_ids)} of TRL's")
     rows = [torch.as_tensor(values, dtype=advantages.dtype, device=advantages.device) for values in own]
     if not rows[0].dim():
         return torch.stack(rows)

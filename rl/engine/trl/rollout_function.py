@@ -9,11 +9,10 @@ from typing import Any
 from trl import GRPOTrainer
 
 from treadle.agent.contract import Task
-from treadle.rl.credit.base import token_advantages
-from treadle.rl.credit.outcome import group_advantages
 from treadle.rl.engine.dynamic_sampling import Draws, NoSpread, draw_groups, rows_of_draw
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
+from treadle.rl.engine.trl.sample_rows import SampleRow, rows_of_updates
 from treadle.rl.engine.trl.step_rows import StepRows
 from treadle.rl.groups.dump import rollout_row, write_draws, write_step
 from treadle.rl.rewards.rewarded import RewardedItem
@@ -42,7 +41,7 @@ class RolloutFunction:
         self._dump = dump
 
     def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
-        """Return the trajectories of a step; TRL's `rollout_func`.
+        """Return the samples of the trajectories of a step; TRL's `rollout_func`.
 
         A prompt is the index of its row, repeated once per trajectory of the group. Raises RuntimeError if the indices
         are not those of the plan's step, in whole groups.
@@ -66,8 +65,14 @@ class RolloutFunction:
             made = self._source.step(step, [self._rows[index] for index in planned[mine]], first)
             everyone, drawn = gathered(made), {}
         self._report_step(step, everyone, drawn, trainer)
-        trainer.own_advantages = own_advantages(made)
-        return _to_trl(made)
+        rows = rows_of_updates(
+            made,
+            self._plan.updates_per_step,
+            trainer.args.gradient_accumulation_steps,
+            lambda number: max(gathered([number])),
+        )
+        trainer.own_advantages = [row.advantage for row in rows]
+        return _to_trl(rows)
 
     def _draw(self, step: int) -> Draws[ScoredGroup]:
         """Return the groups of the draws of a step, of all processes; each rolls out its share of a draw.
@@ -124,42 +129,9 @@ def precomputed_rewards(completions: Sequence[Any], reward: Sequence[float | Non
     return list(reward)
 
 
-def own_advantages(made: Sequence[ScoredGroup]) -> list[list[float]] | list[float]:
-    """Return the advantage of each trajectory, or of each of its completion ids if turns have advantages of their own.
-
-    TRL would add 1e-4 to the deviation instead of 1e-6.
-    """
-    by_token: list[list[float]] = []
-    by_trajectory: list[float] = []
-    for one in made:
-        if one.advantages is None:
-            by_trajectory += _group_advantages(one.rewards)
-            continue
-        for trajectory, of_turns in zip(one.group.trajectories, one.advantages, strict=True):
-            by_token.append(token_advantages(of_turns, trajectory.turn_starts, len(trajectory.completion_ids)))
-    return by_token or by_trajectory
-
-
-def _group_advantages(rewards: Sequence[RewardedItem]) -> list[float]:
-    """Return the advantages within a group; those without a score have none, and do not count in the statistics."""
-    scored = [one.reward for one in rewards if one.scored]
-    # A single scored one has nothing to be compared with.
-    values = iter(group_advantages(scored) if len(scored) > 1 else [0.0] * len(scored))
-    return [next(values) if one.scored else 0.0 for one in rewards]
-
-
-def _to_trl(made: Sequence[ScoredGroup]) -> dict[str, Any]:
-    pairs = [pair for one in made for pair in zip(one.group.trajectories, one.rewards, strict=True)]
-    answer: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "reward": []}
-    for trajectory, reward in pairs:
-        # TRL reads the last id of each completion, so an empty one gets one masked id.
-        is_empty = not trajectory.completion_ids
-        answer["prompt_ids"].append(trajectory.prompt_ids)
-        answer["completion_ids"].append([0] if is_empty else trajectory.completion_ids)
-        answer["logprobs"].append([0.0] if is_empty else trajectory.logprobs)
-        answer["env_mask"].append([0] if is_empty else trajectory.env_mask)
-        answer["reward"].append(reward.reward if reward.scored else None)
-    return answer
+def _to_trl(rows: Sequence[SampleRow]) -> dict[str, Any]:
+    columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward")
+    return {name: [getattr(row, name) for row in rows] for name in columns}
 
 
 class RolloutFunctionSlot:

@@ -33,6 +33,24 @@ def rolled_out(tokenizer: ChatTokenizer, *, has_ids: bool = True) -> tuple[dict[
     return row_of(head, made, environment.digest(), tokenizer.digest if has_ids else "") | {"job": None}, model
 
 
+def test_each_call_of_linear_think_is_a_row_of_its_own(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    context: dict[str, Any] = {"manager": "linear_think"}
+    model = Model(TURNS, tokenizer)
+    trajectory = played(model, 4_000, task=Task.from_row(QUESTION), trim_reserve_tokens=None, context=context)
+    environment = web_settings(None, context=context)
+    row = row_of(head_of_row(QUESTION, "base", 0, 0), trajectory, environment.digest(), tokenizer.digest)
+    given = settings(tokenizer).model_copy(update={"environment": environment})
+    run, record = make_rows(tmp_path, [row | {"job": None}], scored([row], True), given)
+    made = list(rows_of(run, record).values())
+    assert len(made) == len(model.saw) == len(TURNS)
+    for saw, sampled in zip(model.saw, model.sampled, strict=True):
+        (own,) = [one for one in made if one["input_ids"][: len(saw) + len(sampled)] == [*saw, *sampled]]
+        assert own["labels"][: len(saw)] == [NO_LOSS] * len(saw)
+        learned = [label for label in own["labels"] if label != NO_LOSS]
+        assert learned[: len(sampled)] == list(sampled) and len(learned) <= len(sampled) + 1
+        check_text(own, tokenizer)
+
+
 def settings(tokenizer: ChatTokenizer, **options: Any) -> SftRowsSettings:
     return SftRowsSettings(
         environment=web_settings(RESERVE),

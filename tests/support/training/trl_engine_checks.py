@@ -38,7 +38,8 @@ from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl import rollout_function
 from treadle.rl.engine.trl import trainer as trl_trainer
 from treadle.rl.engine.trl.events import TrlReporter
-from treadle.rl.groups.rollout import require_groups
+from treadle.rl.groups.rollout import GroupTrajectory, require_groups
+from treadle.rl.groups.samples import GroupSample
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import trl_arguments
 
@@ -54,6 +55,7 @@ def main(policy: Path, job_path: Path) -> dict[str, Any]:
         "contract": contract(policy, plan),
         "updates": updates(policy, plan),
         "credit": credit(policy, plan),
+        "several": several_samples(policy, plan),
         "windows": windows(),
         "refused": refused_policy(job),
         "muted": muted(job),
@@ -135,6 +137,85 @@ class _PerTurnSource(_ScriptedSource):
         ]
 
 
+class _SplitSource(_ScriptedSource):
+    """The same groups; every other trajectory has a sample for each turn, which sees what the whole one saw."""
+
+    def step(self, step: int, rows: list[Task], first: int) -> list[ScoredGroup]:
+        """All of them, whatever is asked."""
+        return [
+            replace(
+                one,
+                group=replace(
+                    one.group,
+                    trajectories=[_split(made) if made.session % 2 else made for made in one.group.trajectories],
+                ),
+            )
+            for one in super().step(step, rows, first)
+        ]
+
+
+def _split(made: GroupTrajectory) -> GroupTrajectory:
+    (whole,) = made.samples
+    ends = [*whole.turn_starts[1:], len(whole.completion_ids)]
+    parts = [
+        GroupSample(
+            [*whole.prompt_ids, *whole.completion_ids[:start]],
+            whole.completion_ids[start:end],
+            whole.env_mask[start:end],
+            whole.logprobs[start:end],
+            [0],
+        )
+        for start, end in zip(whole.turn_starts, ends, strict=True)
+    ]
+    return replace(made, samples=parts)
+
+
+def several_samples(policy: Path, plan: RlPlan) -> dict[str, Any]:
+    """Gradients of trajectories of several samples, in batches that are filled up, against those of whole ones."""
+    codec = ChatTokenizer.load(policy)
+    found: dict[str, Any] = {}
+    for name, kind in (("whole", _ScriptedSource), ("split", _SplitSource)):
+        for questions in (1, 3):
+            with _folder() as folder:
+                scripted = _scripted_plan(plan, mini_batch_prompts=questions, per_device_batch_size=4)
+                trainer = _trainer(policy, scripted, folder, kind(codec))
+                found[f"{name}-{questions}"] = _update_gradients(trainer)
+    answer = {}
+    for questions in (1, 3):
+        whole, split = found[f"whole-{questions}"], found[f"split-{questions}"]
+        answer[str(questions)] = {
+            "error": max(
+                float((one - other).abs().max() / one.abs().max())
+                for one, other in zip(whole["gradients"], split["gradients"], strict=True)
+            ),
+            "rows": [whole["rows"], split["rows"]],
+            "fillers": [whole["fillers"], split["fillers"]],
+            "rewards": [whole["reward"], split["reward"]],
+        }
+    return answer
+
+
+def _update_gradients(trainer: Any) -> dict[str, Any]:
+    """Return the gradient of each update of a step, with the policy's own log-probabilities."""
+    batch = next(iter(trainer.get_train_dataloader()))
+    gradients, rows, fillers = [], 0, 0
+    size = trainer.args.gradient_accumulation_steps
+    trainer.current_gradient_accumulation_steps = size
+    for step in range(trainer.args.steps_per_generation):
+        trainer._step = step
+        inputs = trainer._prepare_inputs(batch)
+        rows += len(inputs["completion_ids"])
+        fillers += int(((inputs["completion_mask"] * inputs["tool_mask"]).sum(1) == 0).sum())
+        loss = trainer._compute_loss(trainer.model, inputs)
+        trainer.accelerator.backward(loss)
+        if (step + 1) % size == 0:
+            parameters = [one for one in trainer.model.parameters() if one.grad is not None]
+            gradients.append(torch.cat([one.grad.flatten() for one in parameters]))
+            trainer.model.zero_grad()
+    (reward,) = trainer._metrics["train"]["reward"]
+    return {"gradients": gradients, "rows": rows, "fillers": fillers, "reward": reward}
+
+
 def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments: Any) -> Any:
     rows = [Task(f"key-{index}", f"Question {index}?", domain="math", answers=("12",)) for index in range(3)]
     config = GRPOConfig(**{**trl_arguments(plan, folder), **arguments})
@@ -201,8 +282,8 @@ def _unmoved_scores(inputs: dict[str, Any]) -> Any:
     return lambda *_, **__: (inputs["old_per_token_logps"], torch.zeros_like(inputs["old_per_token_logps"]), None)
 
 
-def _scripted_plan(plan: RlPlan, mini_batch_prompts: int = 3) -> RlPlan:
-    changes: dict[str, Any] = {"group_size": 8, "prompts_per_step": 3, "mini_batch_prompts": mini_batch_prompts}
+def _scripted_plan(plan: RlPlan, mini_batch_prompts: int = 3, **keys: Any) -> RlPlan:
+    changes: dict[str, Any] = {"group_size": 8, "prompts_per_step": 3, "mini_batch_prompts": mini_batch_prompts, **keys}
     changes["finetuning_type"] = "full"
     options = plan.options.model_copy(update={**changes, "max_response_tokens": 512})
     return plan.model_copy(update={"options": options, "num_rows": 3, "num_validation_rows": 0})

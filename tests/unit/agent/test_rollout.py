@@ -83,7 +83,7 @@ async def test_model_that_never_calls_nor_answers_ends_with_max_turns(tokenizer:
     check_invariants(trajectory, tokenizer)
 
 
-@pytest.mark.covers("flywheel-4")
+@pytest.mark.covers("flywheel-4", "service-16")
 async def test_full_context_is_not_requested_again(tokenizer: ChatTokenizer) -> None:
     model = ScriptedModel(lambda _: SEARCH, tokenizer)
     short = await play(model, tokenizer, max_model_len=40)

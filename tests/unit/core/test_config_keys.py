@@ -349,6 +349,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
             "format_prompts": {"fill_in": "Fill it in."},
             "roles": {"host": {"model": "vllm"}},
+            "context": {"max_samples": 4},
         },
         "conversion": {"texts": [{"path": f"{tmp_path}/texts.jsonl"}]},
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},

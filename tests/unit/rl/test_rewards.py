@@ -181,6 +181,14 @@ def test_lost_trajectory_changes_no_sibling_and_has_no_gradient() -> None:
     assert [(reward.reward, reward.scored) for reward in nothing] == [(0.0, False)] * 2
 
 
+@pytest.mark.covers("service-16")
+def test_a_rollout_whose_prompt_left_no_room_for_a_turn_is_outside_the_baseline() -> None:
+    full = replace(item("12", 0, 0), status="context_full", num_turns=0)
+    with_full = group_rewards([full, *EXAMPLE_A], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
+    assert with_full[1:] == group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
+    assert not with_full[0].scored and with_full[0].status == "context_full"
+
+
 @pytest.mark.parametrize("status", ["no_answer", "limit", "max_turns", "context_full", "length", "timeout", "budget"])
 def test_only_a_rollout_that_ends_with_its_answer_can_be_correct(status: str) -> None:
     (reward,) = group_rewards([replace(EXAMPLE_A[0], status=status)], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)

@@ -24,6 +24,7 @@ from treadle.core.store.parquet import TableWriter
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.groups.dump import read_steps, rollout_row, write_step
 from treadle.rl.groups.rollout import Group, GroupTrajectory
+from treadle.rl.groups.samples import GroupSample
 from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.checkpoint_checks import check_greedy, check_weights, tensors
 from treadle.rl.training.curves import draw_curves, moving_mean, sparkline
@@ -261,8 +262,7 @@ def test_parts_that_change_have_a_curve() -> None:
 
 def trajectory(session: int, text: str, status: str = "answered") -> GroupTrajectory:
     return GroupTrajectory(
-        session=session, prompt_ids=[1], completion_ids=[2, 3, 4], env_mask=[1, 0, 1], logprobs=[-1.0, 0.0, -1.0],
-        turn_starts=[0],
+        session=session, samples=[GroupSample([1], [2, 3, 4], [1, 0, 1], [-1.0, 0.0, -1.0], [0])],
         trajectory=Trajectory(status, text, [], [Sample([1], [2, 3, 4], [1, 0, 1])], [], 1),
         branch_parent=0 if session else None, branch_depth=session, seed=9 + session,
     )  # fmt: skip

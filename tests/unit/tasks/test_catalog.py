@@ -65,11 +65,41 @@ def test_sft_starts_from_a_policy_of_the_run_but_not_from_its_own_output() -> No
 
 def test_reinforcement_refuses_rollouts_with_several_contexts() -> None:
     planned, address = {"type": "planning", "search": {"max_calls": 0}}, Address.parse("1/rl@phase-1")
-    with pytest.raises(ConfigError, match="has several contexts with environment.trim_reserve_tokens.* unset it"):
-        instance(config(environment={**planned, "trim_reserve_tokens": 9}, rl={"start": "embedded"}), address)
+    for key, value in (("trim_reserve_tokens", 9), ("context", {"manager": "linear_think"})):
+        environment = {**planned, key: value}
+        made = instance(config(environment=environment, rl={"start": "embedded", "engine": "trl"}), address)
+        assert made.settings.environment.has_several_contexts
+        for refused, why in (
+            ({"engine": "verl"}, "trains on one; use"),
+            ({"loss_agg": "sequence_mean"}, "weigh rollouts by their number"),
+        ):
+            with pytest.raises(ConfigError, match=f"several token sequences.*environment.{key}.*{why}"):
+                instance(config(environment=environment, rl={"start": "embedded", **refused}), address)
+    thinking = {"context": {"manager": "linear_think"}}
+    with pytest.raises(ConfigError, match="branching needs one per rollout; leave out rl.initial_rollouts"):
+        instance(config(environment=thinking, rl={"start": "embedded", "initial_rollouts": 2}), address)
     assert (
         instance(config(environment=planned, rl={"start": "embedded"}), address).settings.environment.trimming is None
     )
+
+
+def test_pools_with_edits_refuse_trajectories_of_several_contexts() -> None:
+    off = {"enabled": False}
+    environment = {"context": {"manager": "linear_think"}, "search": off}
+    address = Address.parse("1/pools")
+    with pytest.raises(ConfigError, match=r'continue trajectories of one context.*pools.operators = \["rerollout"\]'):
+        instance(config(environment=environment), address)
+    instance(config(environment=environment, pools={"operators": ["rerollout"]}), address)
+
+
+def test_reinforcement_refuses_a_helper_that_gives_verdicts() -> None:
+    roles = {"clipper": {"model": "base"}}
+    off = {"enabled": False}
+    clipped = {"context": {"manager": "context_selfclip"}, "roles": roles, "search": off}
+    rl, address = {"start": "embedded", "engine": "trl"}, Address.parse("1/rl@phase-1")
+    with pytest.raises(ConfigError, match=r"ask other models \(clipper\)"):
+        instance(config(environment=clipped, rl=rl), address)
+    instance(config(environment={"roles": roles, "search": off}, rl=rl), address)
 
 
 def test_run_index_comes_from_its_search_tool(tmp_path: Path) -> None:

@@ -179,9 +179,17 @@ def test_error_of_a_score_is_named(tmp_path: Path, codec: ChatTokenizer) -> None
         rolled_out(tmp_path, codec, settings)
 
 
-def test_prompt_that_only_an_episode_knows_is_limited_too(tmp_path: Path, codec: ChatTokenizer) -> None:
-    with pytest.raises(EngineError, match=r"task a begins with \d+ tokens, more than rl.max_prompt_tokens = 20"):
-        rolled_out(tmp_path, codec, max_prompt_tokens=20)
+@pytest.mark.covers("service-16")
+def test_a_prompt_that_is_too_long_is_discarded_without_a_request_or_a_reward(
+    tmp_path: Path, codec: ChatTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups, _ = rolled_out(tmp_path, codec, max_prompt_tokens=20)
+    assert "task a: the prompts of 2 rollouts are too long" in caplog.text
+    for one in groups:
+        made = [(made.trajectory.status, made.trajectory.num_turns) for made in one.group.trajectories]
+        assert made == [("context_full", 0)] * 2
+        assert all(len(made.prompt_ids) == 20 and not made.completion_ids for made in one.group.trajectories)
+        assert not any(reward.scored for reward in one.rewards)
 
 
 def test_missing_payload_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Manage what the requests of a rollout show of its context."""

@@ -1,0 +1,98 @@
+"""Lay the samples of a step's trajectories out as rows of TRL's batch, filled up with rows of weight 0.
+
+A trajectory with several contexts has several samples, all with its advantage. TRL cuts a step into equal micro-batches
+on every device, so each update gets rows without loss until it has the same number everywhere; none is dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from treadle.rl.credit.base import token_advantages
+from treadle.rl.credit.outcome import group_advantages
+from treadle.rl.engine.group_source import ScoredGroup
+from treadle.rl.groups.samples import GroupSample
+from treadle.rl.rewards.rewarded import RewardedItem
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One row of TRL's batch.
+
+    Attributes:
+        env_mask: 1 for each completion id with a loss.
+        reward: That of its trajectory on the first of its samples, so that each rollout counts once in what TRL logs;
+            None on the others, and if it has no score.
+        advantage: That of the trajectory, or of each completion id if turns have advantages of their own.
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    env_mask: list[int]
+    logprobs: list[float]
+    reward: float | None = None
+    advantage: float | list[float] = field(default=0.0)
+
+
+def rows_of_updates(
+    made: Sequence[ScoredGroup], num_updates: int, micro_batches: int, agreed: Callable[[int], int]
+) -> list[SampleRow]:
+    """Return the rows of a device's share of a step: those of each update in turn, all with the same number of rows.
+
+    `micro_batches` is their number in an update, and `agreed` returns the largest of the numbers on all devices.
+    """
+    by_trajectory = [rows for one in made for rows in _rows_of_group(one)]
+    share = len(by_trajectory) // num_updates
+    updates = [
+        list(itertools.chain(*by_trajectory[start : start + share])) for start in range(0, len(by_trajectory), share)
+    ]
+    most = agreed(max(map(len, updates)))
+    group_size = len(made[0].group.trajectories)
+    if most > share:
+        # TRL views the rewards of a step as whole groups.
+        unit = math.lcm(micro_batches, group_size)
+        most = -(-most // unit) * unit
+    else:
+        most = share
+    by_token = any(one.advantages is not None for one in made)
+    filler = SampleRow([0], [0], [0], [0.0], advantage=[0.0] if by_token else 0.0)
+    return [row for rows in updates for row in [*rows, *[filler] * (most - len(rows))]]
+
+
+def _rows_of_group(one: ScoredGroup) -> list[list[SampleRow]]:
+    """Return the rows of each trajectory of a group, at least one."""
+    outcomes = _group_advantages(one.rewards)
+    found = []
+    for number, (trajectory, reward) in enumerate(zip(one.group.trajectories, one.rewards, strict=True)):
+        of_turns = None if one.advantages is None else list(one.advantages[number])
+        rows: list[SampleRow] = []
+        for sample in trajectory.samples:
+            advantage: float | list[float] = outcomes[number]
+            if of_turns is not None:
+                own, of_turns = of_turns[: len(sample.turn_starts)], of_turns[len(sample.turn_starts) :]
+                advantage = token_advantages(own, sample.turn_starts, len(sample.completion_ids))
+            if sample.is_trained:
+                rows.append(_row(sample, None if rows or not reward.scored else reward.reward, advantage))
+        found.append(rows)
+    return found
+
+
+def _row(sample: GroupSample, reward: float | None, advantage: float | list[float]) -> SampleRow:
+    if not sample.completion_ids:
+        # TRL reads the last id of each completion, so an empty one gets one masked id.
+        return SampleRow(sample.prompt_ids, [0], [0], [0.0], reward, advantage)
+    return SampleRow(sample.prompt_ids, sample.completion_ids, sample.env_mask, sample.logprobs, reward, advantage)
+
+
+def _group_advantages(rewards: Sequence[RewardedItem]) -> list[float]:
+    """Return the advantages within a group; those without a score have none, and do not count in the statistics.
+
+    TRL would add 1e-4 to the deviation instead of 1e-6.
+    """
+    scored = [one.reward for one in rewards if one.scored]
+    # A single scored one has nothing to be compared with.
+    values = iter(group_advantages(scored) if len(scored) > 1 else [0.0] * len(scored))
+    return [next(values) if one.scored else 0.0 for one in rewards]
