@@ -34,5 +34,6 @@ async def serve(listener: socket.socket) -> None:
 
 if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as own:
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print(own.getsockname()[1], flush=True)
         steady_loop.run(serve(own))

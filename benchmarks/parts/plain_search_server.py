@@ -69,6 +69,7 @@ def main() -> None:
         return search(request.query, request.top_n)
 
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print(listener.getsockname()[1], flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -23,6 +24,8 @@ from treadle.environments.types import Resources
 
 _log = logging.getLogger(__name__)
 
+_UNFIT_FOR_IDS = re.compile(r"[^\w.:-]", re.ASCII)
+"""Characters that services may not take in ids, or name folders by."""
 _SOLVED = 1.0
 """Least score of a solved task."""
 
@@ -62,7 +65,8 @@ class ServiceEnvironment(Environment):
         client: ServiceClient = self.shared
         self._num_turns = 0
         # Never one that an earlier process may have acted on.
-        self._instance = f"{task.key[:32]}-{self._seed:x}-{uuid.uuid4().hex[:12]}"
+        key = _UNFIT_FOR_IDS.sub("_", task.key[:32])
+        self._instance = f"{key}-{self._seed:x}-{uuid.uuid4().hex[:12]}"
         state = await client.create(str(task.payload["task_id"]), self._instance, {"seed": self._seed})
         if state.is_terminated:
             raise ReplyUnusable("the environment service made an instance that has ended already")

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 
 from treadle.core.untrusted.origin_guard import OriginGuard
 from treadle.environments.service import wire
@@ -57,9 +58,17 @@ def make_app(service: EnvironmentService) -> FastAPI:
     if token is None:
         # Without a token, any local caller has access, so pages in the user's browser must be kept out.
         app.add_middleware(OriginGuard, name="environment service")
+    app.add_exception_handler(HTTPException, _refused_route)
     _add_reading(app, service)
     _add_calls(app, service)
     return app
+
+
+async def _refused_route(request: Request, error: Exception) -> Response:
+    """Answer a request to another path or with another method, in the form of all errors."""
+    assert isinstance(error, HTTPException)
+    refused = ServiceError("bad_request", f"{request.method} of this path: {error.detail}", status=error.status_code)
+    return Response(orjson.dumps(refused.as_json()), refused.status, error.headers, "application/json")
 
 
 def _add_reading(app: FastAPI, service: EnvironmentService) -> None:
@@ -127,7 +136,12 @@ async def _respond(service: EnvironmentService, path: str, request: Request, han
 async def _envelope(service: EnvironmentService, request: Request) -> Envelope:
     """Return the body of a request. Raises ServiceError if it is none."""
     try:
-        return Envelope.model_validate_json(await read_json(service.settings, request))
+        envelope = Envelope.model_validate_json(await read_json(service.settings, request))
+        # What cannot be sent to a process is refused before anything is done.
+        orjson.dumps([envelope.messages, envelope.params])
+        return envelope
+    except TypeError:
+        raise ServiceError("bad_request", "a whole number has more than 64 bits", status=422) from None
     except HTTPException as refused:
         raise ServiceError("bad_request", str(refused.detail), status=refused.status_code) from None
     except ValidationError as error:
@@ -135,4 +149,5 @@ async def _envelope(service: EnvironmentService, request: Request) -> Envelope:
         if first["type"] == "json_invalid":
             raise ServiceError("bad_request", "the body is not JSON") from None
         place = ".".join(map(str, first["loc"])) or "the body"
-        raise ServiceError("bad_request", f"{place}: {first['msg']}", status=422) from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise ServiceError("bad_request", f"{place}: {said}", status=422) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
@@ -12,10 +14,15 @@ from treadle.environments.service.errors import WorkerGone
 from treadle.environments.service.hosting import EnvironmentHost, HeldInstance, TaskRow
 from treadle.environments.service.worker import act
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 MAX_CPU_S = 0.05
 """Most processor time that a call may take in the service's own process, which serves all others meanwhile."""
+
+_DROP_S = 0.5
+"""Time that a dropped episode gets to close; its caller waits meanwhile."""
 
 
 class Backend(Protocol):
@@ -74,11 +81,18 @@ class LocalInstance:
 
     async def close(self) -> None:
         """See `Backend`."""
-        if self._held is not None:
-            await self._held.close()
+        held, self._held = self._held, None
+        if held is not None:
+            await held.close()
 
     async def kill(self) -> None:
-        """Do nothing: the cancelled call was all of it that ran."""
+        """Drop the episode, whose call was cancelled, and give it a moment to release what it holds."""
+        closing = asyncio.create_task(self.close())
+        await asyncio.wait([closing], timeout=_DROP_S)
+        if not closing.done():
+            closing.cancel()
+        elif (error := closing.exception()) is not None:
+            _log.error("a dropped instance could not be closed", exc_info=error)
 
     async def _started(self, params: Mapping[str, Any]) -> Any:
         assert self._make is not None

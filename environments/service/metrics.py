@@ -40,9 +40,19 @@ class Metrics:
             ("quantile",),
             registry=registry,
         )
+        self._needs_process = Gauge(
+            f"{prefix}_needs_process",
+            "1 if new instances get a process each: foreign code, or a call took more than 50 ms of processor time",
+            ("env_type",),
+            registry=registry,
+        )
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
         quantiles.labels("0.5").set_function(lambda: self._quantile(0.5))
         quantiles.labels("0.95").set_function(lambda: self._quantile(0.95))
+
+    def add_kind(self, env_type: str, needs_process: Callable[[], bool]) -> None:
+        """Add a type; `needs_process` is called whenever the metrics are read."""
+        self._needs_process.labels(env_type).set_function(lambda: float(needs_process()))
 
     def observe_step(self, seconds: float) -> None:
         """Note the time of a step."""

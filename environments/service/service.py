@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -43,6 +44,8 @@ class EnvironmentService:
         self.metrics = Metrics(lambda: len(self.instances), lambda: self.num_processes)
         self.is_draining = False
         self._kinds = {name: ServedKind(name, one, self._count) for name, one in environments.items()}
+        for name, kind in self._kinds.items():
+            self.metrics.add_kind(name, partial(getattr, kind, "needs_process"))
         self._ending: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -106,7 +109,9 @@ class EnvironmentService:
         except Exception as error:  # noqa: BLE001 - any error of the environment
             raise self._told(kind.name, self._explained(error, kind.name)) from None
         left_s = limit_s - (asyncio.get_running_loop().time() - began)
-        # Listing tasks took time, in which others may have come.
+        # Listing tasks took time, in which others may have come, and SIGTERM.
+        if self.is_draining:
+            raise ServiceError("shutting_down", "the service is stopping")
         if (again := self._made_by(envelope)) is not None:
             return await again
         if self.instances.get(identity) is not None:

@@ -5,11 +5,23 @@ The server checks with these models what environments return; they are the schem
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+
+_UNFIT_FOR_PATHS = re.compile(r"[/\\\x00-\x1f\x7f]")
+
+
+def _fit_for_paths(identity: str) -> str:
+    if identity in (".", "..") or _UNFIT_FOR_PATHS.search(identity):
+        raise ValueError("an id has no slashes and control characters, and is not . or ..")
+    return identity
+
 
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+InstanceId = Annotated[Identifier, AfterValidator(_fit_for_paths)]
+"""Environments such as AppWorld's name folders by it."""
 
 
 class Envelope(BaseModel):
@@ -17,10 +29,10 @@ class Envelope(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    env_type: str | None = None
+    env_type: Annotated[str, StringConstraints(max_length=256)] | None = None
     """Type of environment; none means the first one that is served."""
-    task_id: str | None = None
-    instance_id: Identifier | None = None
+    task_id: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    instance_id: InstanceId | None = None
     messages: dict[str, Any] = {}
     """The action: `{"role": "assistant", "content": text, "tool_calls": [...]}`."""
     params: dict[str, Any] = {}

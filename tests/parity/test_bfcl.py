@@ -5,6 +5,7 @@ Every task is played as its gold calls say and in five ways that differ in one p
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.environments.served_environment import served as environments_served
 from support.runs.command_line import Desk
 from support.servers.scripted_server import RecordedRequest, Reply, served
 
@@ -32,6 +34,7 @@ STAND_INS = Path(__file__).parents[1] / "support" / "bfcl"
 SETTINGS = ENVIRONMENTS.parse({"type": "bfcl"})
 DIALECT = FunctionsDialect()
 DONE = "Done."
+NUM_AT_ONCE = 8
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def turns_of(conversation: Mapping[str, Any]) -> Iterator[str]:
 
 async def played(runtime: EnvironmentRuntime, conversation: Mapping[str, Any]) -> bool | None:
     episode = runtime.episode()
-    await episode.reset(Task("k", "?", payload={"id": conversation["id"]}), EpisodeOptions())
+    await episode.reset(Task("k", "?", payload=dict.fromkeys(("id", "task_id"), conversation["id"])), EpisodeOptions())
     status = None
     for number, text in enumerate(turns_of(conversation)):
         assert status is None
@@ -79,6 +82,28 @@ async def test_verdicts_are_those_of_the_package(conversations: list[dict[str, A
             for one in conversations
             if await played(runtime, one) != one["verdict"][0]
         ]
+    assert differing == []
+
+
+async def test_verdicts_through_service_and_client_are_those_of_the_package(
+    conversations: list[dict[str, Any]],
+) -> None:
+    """Calls go over the wire as native ones, several conversations at once."""
+    async with environments_served("bfcl") as (client, service):
+        settings = ENVIRONMENTS.parse(
+            {"type": "service", "url": client.url, "env_type": "bfcl", "tool_calls": "native", "resume": "restart"}
+        )
+        async with environment_type(settings).open(settings, Resources()) as runtime:
+            waiting = iter(conversations)
+            differing: list[tuple[Any, ...]] = []
+
+            async def play_waiting() -> None:
+                for one in waiting:
+                    if (found := await played(runtime, one)) != one["verdict"][0]:
+                        differing.append((one["id"], one["kind"], one["verdict"], found))
+
+            await asyncio.gather(*(play_waiting() for _ in range(NUM_AT_ONCE)))
+        assert len(service.instances) == 0
     assert differing == []
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 from support.environments.served_environment import served
 
 from treadle.core.errors import ConfigError
 from treadle.environments.service.settings import EnvironmentServiceSettings
+from treadle.retriever.service.listening import listen
 
 JSON = {"Content-Type": "application/json"}
 PATHS = ("/create", "/step", "/release", "/metrics", "/instances", "/docs", "/openapi.json")
@@ -59,3 +61,12 @@ async def test_long_and_malformed_bodies_are_refused() -> None:
                 assert response.status == status, body
                 error = json.loads(await response.read())["error"]
                 assert error["code"] == "bad_request" and "\n" not in error["message"]
+
+
+def test_parts_of_a_response_do_not_wait_for_acknowledgements() -> None:
+    with (
+        listen(EnvironmentServiceSettings(port=0)) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

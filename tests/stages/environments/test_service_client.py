@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 from support.environments.original_service import CUT, OriginalService, original_service
@@ -210,6 +211,74 @@ async def test_errors_of_the_original_are_one_line(service: OriginalService) -> 
     with pytest.raises(ServiceRefused, match="unknown env") as refused:
         [row async for row in environment_type(other).tasks(other, "train", 0)]
     assert not refused.value.retryable
+
+
+FULL_TRACEBACK = "Traceback (most recent call last):\n  File \"/home/someone/service.py\", line 9\nKeyError: 'x'\n"
+UNFIT = [{"type": "dict_type", "loc": ["body", "messages"], "msg": "Input should be a valid dictionary", "input": "x"}]
+
+
+@pytest.mark.covers("service-11")
+@pytest.mark.parametrize("path", ["/create", "/step", "/evaluate"])
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        ({"detail": FULL_TRACEBACK}, 500, InstanceLost),
+        ({"detail": UNFIT}, 422, ServiceRefused),
+        ({"detail": "Instance x not found!"}, 400, InstanceLost),
+        ({"success": False, "data": None}, 200, ReplyUnusable),
+        ("<html>busy</html>", 200, ReplyUnusable),
+        ("<html>Bad gateway</html>", 502, ServiceUnavailable),
+        ("", 200, ReplyUnusable),
+        ('{"success": true, "data": {"state"', 200, ReplyUnusable),
+    ],
+)
+async def test_failures_of_the_original_make_up_nothing(
+    service: OriginalService, path: str, body: Any, status: int, error: type[ToolError]
+) -> None:
+    text = body if isinstance(body, str) else orjson.dumps(body).decode()
+    service.mishap = lambda at, number, acted: web.Response(text=text, status=status) if at == path else None
+    async with opened(service.url, retry_limit=0) as runtime:
+        episode = runtime.episode()
+        with pytest.raises(error) as failed:
+            await episode.reset(TASK, EpisodeOptions(seed=7))
+            await act(episode, 0, "add 3")
+            await episode.outcome()
+        await episode.close()
+    assert "\n" not in str(failed.value) and "/home" not in str(failed.value)
+    # Nothing but the release of what may have been made follows.
+    assert [at for at, _ in service.asked][-2:] == [path, "/release"]
+
+
+@pytest.mark.parametrize("path", ["/create", "/step", "/evaluate"])
+async def test_sudden_end_of_the_original_is_told(service: OriginalService, path: str) -> None:
+    service.mishap = lambda at, number, acted: CUT if at == path and acted else None
+    async with opened(service.url, retry_limit=0) as runtime:
+        episode = runtime.episode()
+        with pytest.raises(ServiceUnavailable) as failed:
+            await episode.reset(TASK, EpisodeOptions(seed=7))
+            await act(episode, 0, "add 3")
+            await episode.outcome()
+        assert failed.value.retryable
+        await episode.close()
+    assert service.live == {} and [one.steps for one in service.made] == [["add 3"] if path != "/create" else []]
+
+
+async def test_instance_that_the_service_no_longer_knows_is_released_all_the_same(
+    service: OriginalService, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(service.url) as runtime:
+        episode, _ = await begun(runtime)
+        service.live.clear()
+        await episode.close()
+    assert not [one for one in caplog.records if one.levelname == "WARNING"]
+
+
+async def test_ids_of_instances_are_fit_for_folders(service: OriginalService) -> None:
+    async with opened(service.url) as runtime:
+        episode, _ = await begun(runtime, Task("../a b/ü", "?", payload={"task_id": "t3"}))
+        await episode.close()
+    (name,) = (body["instance_id"] for path, body in service.asked if path == "/create")
+    assert name.startswith(".._a_b__-7-")
 
 
 async def test_turn_that_the_window_cut_is_not_sent(service: OriginalService) -> None:
