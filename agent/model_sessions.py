@@ -22,7 +22,7 @@ from treadle.core.llm.oddities import odd_sentences
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.server_notes import missing_ids, server_notes
 from treadle.core.llm.stops import UNKNOWN
-from treadle.core.llm.types import ServerFacts
+from treadle.core.llm.types import EndpointState, ServerFacts
 
 _log = logging.getLogger(__name__)
 
@@ -173,6 +173,10 @@ class ModelSessions:
                 # message.
                 _log.warning(f"models.{pool.name}: {sentence}")
         await self._stack.__aexit__(kind, error, trace)
+
+    def endpoint_states(self) -> list[tuple[str, EndpointState]]:
+        """Return the name of the model and the state of each endpoint of the models opened so far."""
+        return [(pool.name, state) for pool in self._pools for state in pool.endpoint_states()]
 
     async def model(
         self, name: str, settings: ModelSettings, tokenizer_digest: str = "", *, calls_tools: bool = False

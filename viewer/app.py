@@ -27,6 +27,7 @@ from treadle.viewer import pages
 from treadle.viewer.catalogue import Catalogue, Snapshot
 from treadle.viewer.guard import Guard
 from treadle.viewer.markup import printed, visible
+from treadle.viewer.metrics import metrics_text
 from treadle.viewer.reading import LoadedTrajectory, read_trajectory
 from treadle.viewer.selection import Selection
 
@@ -64,6 +65,7 @@ def make_app(run: Run, trace_back: pages.TraceBack, *, refresh_s: float = _REFRE
         ),
         Route("/json" + _TRAJECTORY_PATH, _handle_errors(viewer.json)),
         Route("/text" + _TRAJECTORY_PATH, _handle_errors(viewer.text)),
+        Route("/metrics", _handle_errors(viewer.metrics)),
         Route("/picture/{digest}", _handle_errors(viewer.picture)),
         Route("/{path:path}", _not_found),
     ]
@@ -78,7 +80,7 @@ class _Viewer:
     """Request handlers. Each request runs in a thread of its own."""
 
     def __init__(self, run: Run, refresh_s: float) -> None:
-        self._run_id = run.run_id
+        self._run, self._run_id = run, run.run_id
         self._pictures = run.store(PICTURES)
         self._catalogue = Catalogue(run, refresh_s=refresh_s)
         self._templates = _templates()
@@ -108,6 +110,10 @@ class _Viewer:
             "judgements": one.judgements,
         }
         return Response(sanitized_json(shown, indent=True), 200, _NO_STORE, "application/json")
+
+    def metrics(self, request: Request) -> Response:
+        """Return the states of the model servers in use, for Prometheus."""
+        return Response(metrics_text(self._run), 200, _NO_STORE, "text/plain; version=0.0.4")
 
     def text(self, request: Request) -> Response:
         """Return the full text of one segment, for segments that the page truncates."""

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Generic, Protocol
 import orjson
 
 from treadle.agent.jobs.runner import JobRunner, JobRunnerOptions, T_Job
-from treadle.agent.jobs.status import Rate, reporting
+from treadle.agent.jobs.status import Rate, ServerRates, reporting
 from treadle.agent.metering import TokenBudget
 from treadle.agent.model_sessions import ModelSessions
 from treadle.core.errors import EndpointUnavailable, JobsPending, StageFailed
+from treadle.core.runs.model_servers import write_model_servers
 from treadle.core.runs.stage import StageContext, WorkResult
 
 
@@ -49,6 +50,7 @@ class JobStage(ABC, Generic[T_Job]):
         self._max_error_rate = options.max_error_rate
         self._job_runner = JobRunner(options, self._open_jobs, self._run_job, noun=self.NOUN)
         self._rate = Rate()
+        self._servers = ServerRates()
         self._facts: dict[str, Any] = {}
         """Facts about the work that the rows need in addition to the journal; see `WorkResult`."""
 
@@ -77,7 +79,7 @@ class JobStage(ABC, Generic[T_Job]):
             async with ModelSessions(self._budget) as sessions, self._opened(sessions):
                 if self._budget.is_limited:
                     self._count_earlier()
-                async with reporting(self._report_status):
+                async with reporting(lambda: self._report_status(sessions)):
                     await self._job_runner.work(num_open)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
@@ -86,9 +88,11 @@ class JobStage(ABC, Generic[T_Job]):
             self._job_runner.last.first = self._job_runner.last.first or str(error)
         return self._job_runner.work_result(self._facts)
 
-    def _report_status(self) -> None:
-        rate = self._rate.per_s(asyncio.get_running_loop().time(), self._budget.sampled_tokens)
+    def _report_status(self, sessions: ModelSessions) -> None:
+        now_s = asyncio.get_running_loop().time()
+        rate = self._rate.per_s(now_s, self._budget.sampled_tokens)
         self._context.progress.advance(0, **self._job_runner.status(), tokens_per_s=round(rate))
+        write_model_servers(self._context.scratch, self._servers.statuses(sessions.endpoint_states(), now_s))
 
     def check_pending(self) -> int:
         """Return the number of pending jobs, once the work is over and if the user accepts failures.

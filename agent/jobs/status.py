@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from treadle.core.llm.types import EndpointState
+from treadle.core.runs.records import ModelServerStatus
 
 STATUS_INTERVAL_S = 5.0
 _RATE_WINDOW_S = 60.0
@@ -24,6 +27,30 @@ class Rate:
             self._seen.popleft()
         since_s, before = self._seen[0]
         return (count - before) / (now_s - since_s) if now_s > since_s else 0.0
+
+
+class ServerRates:
+    """Rates of the endpoints of all models."""
+
+    def __init__(self) -> None:
+        self._rates: defaultdict[tuple[str, str], Rate] = defaultdict(Rate)
+
+    def statuses(self, states: Sequence[tuple[str, EndpointState]], now_s: float) -> list[ModelServerStatus]:
+        """Return the status of each endpoint from its model's name and its state."""
+        return [
+            ModelServerStatus(
+                model=model,
+                url=state.url,
+                health=state.health,
+                in_flight=state.in_flight,
+                queued=state.queued,
+                answered=state.answered,
+                tokens_per_s=round(self._rates[model, state.url].per_s(now_s, state.sampled_tokens), 1),
+                errors=state.errors,
+                last_error=state.last_error,
+            )
+            for model, state in states
+        ]
 
 
 @contextlib.asynccontextmanager

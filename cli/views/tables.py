@@ -96,7 +96,29 @@ def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) 
     styles = {_state_text(status): _STATE_STYLES.get(status.state, "") for status in statuses}
     figures = Figures(f"run {run.run_id}", header, rows, num_names=len(header))
     table = terminal_table(figures, unwrapped=range(4), styles=styles)
-    return Group(table, *_troubles(run, statuses), *_cut_off(run, statuses, forced))
+    return Group(table, *_server_tables(statuses), *_troubles(run, statuses), *_cut_off(run, statuses, forced))
+
+
+def _server_tables(statuses: Sequence[InstanceStatus]) -> list[Table]:
+    """Render one line per model server that a running stage uses."""
+    rows = tuple(
+        (
+            status.address,
+            one_line(server.model),
+            one_line(server.url),
+            one_line(server.health),
+            server.in_flight,
+            server.queued,
+            f"{server.tokens_per_s:,.0f}",
+            server.answered,
+            ", ".join(f"{number:,} {one_line(kind)}" for kind, number in server.errors.items()),
+        )
+        for status in statuses
+        for server in status.model_servers
+    )
+    header = ("instance", "model", "server", "state", "in flight", "queued", "tokens/s", "answered", "errors")
+    figures = Figures("model servers", header, rows, num_names=4)
+    return [terminal_table(figures, unwrapped=range(4), styles={"down": "red", "trial": "yellow"})] if rows else []
 
 
 def _state_text(status: InstanceStatus) -> str:

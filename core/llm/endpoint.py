@@ -15,6 +15,7 @@ from treadle.core.llm.config import EndpointSettings
 from treadle.core.llm.extras import NO_HEADERS, RequestHeaders
 from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.limit import InFlightLimit
+from treadle.core.llm.types import EndpointCounts, EndpointState
 
 FAILURES_UNTIL_DOWN = 3
 """Consecutive failures that take an endpoint down; a refused connection or a failure on trial needs only one."""
@@ -51,6 +52,7 @@ class Endpoint:
         self.last_error = ""
         self.probe_count = 0
         self.failures_in_a_row = 0
+        self.counts = EndpointCounts()
         self._limit = InFlightLimit(max_in_flight)
         self._waiters: deque[asyncio.Future[bool]] = deque()
         self._idle: asyncio.Event | None = None
@@ -71,6 +73,20 @@ class Endpoint:
         """True if new requests may be placed here."""
         return self.health is Health.HEALTHY or self.health is Health.TRIAL
 
+    def state(self) -> EndpointState:
+        """Return its state now."""
+        counts = self.counts
+        return EndpointState(
+            url=self.url,
+            health=self.health.value,
+            in_flight=self.in_flight,
+            queued=len(self._waiters),
+            answered=counts.answered,
+            sampled_tokens=counts.sampled_tokens,
+            errors=dict(counts.errors),
+            last_error=self.last_error,
+        )
+
     @property
     def last_alive_at(self) -> float:
         """Time of its last sign of life."""
@@ -82,7 +98,7 @@ class Endpoint:
         return self.silent and self.health is Health.DOWN
 
     def rank(self, session: bytes) -> bytes:
-        """Return the rendezvous hash of a session: the endpoint with the largest one is the session's home."""
+        """Return the rendezvous hash of a session, which decides between endpoints with the same load."""
         return hashlib.blake2b(session, key=self._salt, digest_size=8).digest()
 
     def try_acquire(self) -> bool:

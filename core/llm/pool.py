@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -25,13 +26,15 @@ from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.outage import Outages
 from treadle.core.llm.preflight import inspect_endpoints
-from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
+from treadle.core.llm.types import Completion, CompletionRequest, EndpointState, PoolStats, ServerFacts
 from treadle.core.llm.wire import Answer
 from treadle.core.work_clock import TimeLimit
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 Sleep = Callable[[float], Awaitable[object]]
+_MAX_SESSIONS = 10_000
+"""Sessions whose endpoint is remembered, the last ones used."""
 _UNRESPONSIVE = "it does not respond, not even to GET /models"
 
 
@@ -56,6 +59,8 @@ class ModelPool:
         self._random = random.Random(seed)
         self._sleep = sleep
         self._endpoints: list[Endpoint] = []
+        self._homes: OrderedDict[str, Endpoint] = OrderedDict()
+        """Endpoint of each session."""
         self._http: HttpClient | None = None
         self._limits: set[TimeLimit] = set()
         self._outages = Outages(name, settings, self._endpoints, self._ask_models, self._random)
@@ -166,6 +171,10 @@ class ModelPool:
         """Return the state of each URL: `healthy`, `trial` (just back) or `down`."""
         return {endpoint.url: endpoint.health.value for endpoint in self._endpoints}
 
+    def endpoint_states(self) -> list[EndpointState]:
+        """Return the state of each endpoint, in the order of the settings."""
+        return [endpoint.state() for endpoint in self._endpoints]
+
     async def _call(self, call: PoolCall) -> Completion:
         started = asyncio.get_running_loop().time()
         while True:
@@ -191,7 +200,8 @@ class ModelPool:
     def _place(self, call: PoolCall) -> Endpoint | None:
         """Return the endpoint for the next attempt, None if none takes requests.
 
-        That is the session's home, unless it takes no requests, told this one to wait, or failed it twice.
+        That is the session's home, unless it takes no requests, told this one to wait, or failed it twice. The first
+        request of a session makes the endpoint with the fewest requests its home.
         """
         usable = [endpoint for endpoint in self._endpoints if endpoint.usable]
         if len(usable) < 2:
@@ -208,7 +218,15 @@ class ModelPool:
         if not call.session:
             return min(ready, key=lambda endpoint: endpoint.load)
         key = call.session.encode("utf-8", "surrogatepass")
-        return max(ready, key=lambda endpoint: endpoint.rank(key))
+        home = self._homes.get(call.session)
+        if home is None:
+            least = min(endpoint.load for endpoint in ready)
+            home = max((item for item in ready if item.load == least), key=lambda endpoint: endpoint.rank(key))
+            if len(self._homes) == _MAX_SESSIONS:
+                self._homes.popitem(last=False)
+            self._homes[call.session] = home
+        self._homes.move_to_end(call.session)
+        return home if home in ready else max(ready, key=lambda endpoint: endpoint.rank(key))
 
     async def _attempt(self, endpoint: Endpoint, call: PoolCall) -> Answer | None:
         """Send one request; return None if the endpoint stopped taking requests while this one waited for a slot."""
@@ -224,6 +242,9 @@ class ModelPool:
             if endpoint.paused_until > now:
                 await self._pause(endpoint.paused_until - now, call)
             return await self._send(endpoint, call)
+        except Failure as failure:
+            endpoint.counts.errors[failure.kind] += 1
+            raise
         finally:
             endpoint.release()
 
@@ -261,6 +282,8 @@ class ModelPool:
                 return await self._send(endpoint, call)
             raise self._refusal(endpoint, failure_of(status, headers, data), status, call)
         answer = call.read(data)
+        endpoint.counts.answered += 1
+        endpoint.counts.sampled_tokens += answer.completion_tokens
         self._outages.note_success(endpoint, sent_at)
         self._hedges.answered(endpoint.last_alive_at - sent_at)
         return answer

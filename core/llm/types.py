@@ -126,6 +126,42 @@ class ServerFacts:
 
 
 @dataclass(slots=True)
+class EndpointCounts:
+    """Running counts of one endpoint.
+
+    Attributes:
+        answered: Requests that it answered.
+        sampled_tokens: Tokens of these answers.
+        errors: Failed attempts by class of failure (see `docs/behaviour/llm.md`).
+    """
+
+    answered: int = 0
+    sampled_tokens: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """State of one endpoint at one moment.
+
+    Attributes:
+        health: `healthy`, `trial` (just back) or `down`.
+        in_flight: Requests on the wire.
+        queued: Requests that wait for a slot.
+        last_error: Last failure that counted against its health; empty if there was none.
+    """
+
+    url: str
+    health: str
+    in_flight: int
+    queued: int
+    answered: int
+    sampled_tokens: int
+    errors: dict[str, int]
+    last_error: str
+
+
+@dataclass(slots=True)
 class PoolStats:
     """Running counts of one pool.
 

@@ -23,6 +23,7 @@ from treadle.core.runs.records import AttemptRecord, AttemptState, InputRef, Sta
 from treadle.core.runs.run import Run, utc_now
 from treadle.core.runs.shard_work import work_on_shards
 from treadle.core.runs.stage import (
+    SCRATCH_FOLDER,
     WORK_FOLDER,
     Instance,
     JournalView,
@@ -115,7 +116,7 @@ class Attempt:
 
     def _make(self, accept_failures: bool, progress: Progress) -> StageRecord:
         run, address = self._run, self._instance.address
-        scratch = self._folder / WORK_FOLDER / "scratch"
+        scratch = self._folder / SCRATCH_FOLDER
         with storage_errors("write", scratch):
             scratch.mkdir(parents=True)
         workspace = run.workspace_key(address, self._fingerprint)

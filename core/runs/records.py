@@ -127,6 +127,28 @@ class AttemptRecord(StoredRecord):
         return self.journal or self.fingerprint
 
 
+class ModelServerStatus(_Record):
+    """State of one endpoint of a model that a running stage uses; the counts are those of the attempt."""
+
+    model: str
+    """Name in the configuration."""
+    url: str
+    health: str
+    """`healthy`, `trial` (just back) or `down`."""
+    in_flight: int
+    """Requests on the wire."""
+    queued: int
+    """Requests that wait for a slot."""
+    answered: int
+    """Requests that it answered."""
+    tokens_per_s: float
+    """Tokens sampled per second in the last minute."""
+    errors: dict[str, int] = {}
+    """Failed attempts by class of failure."""
+    last_error: str = ""
+    """Last failure that counted against its health."""
+
+
 class InstanceStatus(_Record):
     """The state of a stage instance at one moment."""
 
@@ -156,6 +178,8 @@ class InstanceStatus(_Record):
     """Name of the other program's file that the result was imported from; empty if a stage made it."""
     waits_for: str = ""
     """GPU that a process on this machine waits for in order to run the instance."""
+    model_servers: tuple[ModelServerStatus, ...] = ()
+    """Endpoints that the running attempt uses, as of the last seconds; only on its machine."""
     log: str | None
     """Key of the last attempt's log, below the root."""
     started_at: str | None

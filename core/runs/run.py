@@ -25,6 +25,7 @@ import orjson
 
 from treadle.core.errors import ConfigError, RunError, UnknownRun, closest
 from treadle.core.runs.address import Address
+from treadle.core.runs.model_servers import read_model_servers
 from treadle.core.runs.provenance import git_state, package_versions
 from treadle.core.runs.records import (
     AttemptRecord,
@@ -37,6 +38,7 @@ from treadle.core.runs.records import (
 )
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.shards import Shards
+from treadle.core.runs.stage import SCRATCH_FOLDER
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef, verify_artifact
 from treadle.core.store.keyed_store import KeyedStore
@@ -297,6 +299,7 @@ class Run:
         if last is not None and unfinished:
             num_finished = self.shards(address, last.journal_name).count_finished()
         reused_from = result_origin(record, self.record) if record else ""
+        scratch = self.storage.directory(self.attempt_key(address, last.number, SCRATCH_FOLDER)) if last else None
         return InstanceStatus(
             address=str(address),
             state=state,
@@ -305,6 +308,7 @@ class Run:
             num_attempts=len(attempts),
             error=last.error if last and unfinished else None,
             **later,
+            model_servers=read_model_servers(scratch) if scratch and state == "running" else (),
             reused_from=reused_from,
             was_reused_from=record.reused_from if record and not reused_from else "",
             waits_for=waiting.doing if (waiting := live_holder(self.waiting_path(address))) else "",

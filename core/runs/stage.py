@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 KEPT = "kept"
 """Prefix of the names of journals that outlive results."""
 WORK_FOLDER = "work"
+SCRATCH_FOLDER = f"{WORK_FOLDER}/scratch"
 """Folder of an attempt for files that are not needed after it completes."""
 
 

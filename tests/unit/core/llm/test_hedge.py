@@ -147,6 +147,7 @@ async def test_no_request_is_hedged_if_disabled() -> None:
         assert len(server.requests) == 17
 
 
+@pytest.mark.covers("service-15")
 async def test_silent_server_loses_all_its_requests_to_the_others() -> None:
     silent = asyncio.Event()
     back = asyncio.Event()
