@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.rollouts.model_pool import ask, settings, until
 from support.servers.scripted_server import Item, RecordedRequest, ScriptedServer
-from support.training.scripted_groups import ALONE, ANSWER, SEARCH, make_rollouts
+from support.training.scripted_groups import ALONE, ANSWER, SEARCH, StubTool, make_rollouts
 
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
@@ -20,6 +20,7 @@ from treadle.rl.groups.group import GroupJob
 from treadle.rl.groups.rollout import roll_out_groups
 
 NUM_CALLERS = 64
+FOUND = "It lies in Vorna."
 REQUESTS_PER_CALLER = 15
 
 
@@ -129,14 +130,14 @@ async def test_replica_that_freezes_in_a_step_of_group_rollouts_costs_no_rollout
                 silent.set()
             if silent is not None and silent.is_set():
                 await back.wait()
-            return ANSWER if "<result>" in recorded.text else SEARCH
+            return ANSWER if FOUND in recorded.text else SEARCH
 
         return ScriptedServer(script, silent=silent)
 
     async with replica("hung", frozen) as hung, replica("other") as other:
         overrides = {"hedge_floor_s": 0.05, "connect_timeout_s": 3600.0, "token_ids": "required"}
         async with ModelPool("policy", settings(hung, other, **overrides)) as pool:
-            rollouts = make_rollouts(pool, codec, branching=ALONE)
+            rollouts = make_rollouts(pool, codec, branching=ALONE, tools=[StubTool("search", FOUND)])
             jobs = [GroupJob(f"g{number}", Task(f"k{number}", "Where?"), 4, number) for number in range(3)]
             groups = await roll_out_groups(rollouts, jobs)
             assert frozen.is_set(), "it froze with requests on the wire"
