@@ -15,7 +15,7 @@ from treadle.environments.rollouts.tool_counts import counts_text
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.environments.stored_settings import environment_label
 from treadle.viewer.catalogue import Snapshot
-from treadle.viewer.difference import difference
+from treadle.viewer.changes.difference import difference
 from treadle.viewer.index import FilterValue, SelectionResult, neighbours
 from treadle.viewer.reading import LoadedTrajectory, read_segments
 from treadle.viewer.segments import pieces_of, timeline_of

@@ -17,8 +17,8 @@ from treadle.core.untrusted.sanitize import one_line, sanitize
 from treadle.environments.rollouts.tool_counts import counts_text
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.tasks.inspection.lineage import FoundRollout
+from treadle.viewer.changes.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
 from treadle.viewer.segments import call_kinds, calls_by_place, style_of
-from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
 from treadle.viewer.turns import POLICY, opening_text, trimmed_places, turn_heads
 from treadle.web.record.run_entries import shown_sources
 

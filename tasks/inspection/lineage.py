@@ -23,7 +23,7 @@ from treadle.environments.stored_settings import environment_label
 from treadle.stages.registry import other_names, stage_entry
 from treadle.tasks.inspection.pool_tree import pool_trees
 from treadle.tasks.inspection.rows import environment_type_of, full_key, rows_with
-from treadle.viewer.trajectory_changes import TrajectoryChanges, changes_between
+from treadle.viewer.changes.trajectory_changes import TrajectoryChanges, changes_between
 
 _KEY_OF_ITERATION = re.compile(r"([1-9]\d{0,3})/(.*)")
 _ROLLOUTS = ("rollouts", "rollout_key")

@@ -18,10 +18,10 @@ import pytest
 from support.tables.viewer_run import segments
 
 from treadle.core.untrusted.sanitize import sanitize, sanitized_parts
-from treadle.viewer.difference import difference
+from treadle.viewer.changes.difference import difference
+from treadle.viewer.changes.word_diff import changed_words
 from treadle.viewer.markup import visible
 from treadle.viewer.segments import NUM_CALL_STYLES, pieces_of, timeline_of
-from treadle.viewer.word_diff import changed_words
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATES = ROOT / "viewer" / "templates"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from treadle.cli.views.trajectory import changes_view
-from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, changes_between
+from treadle.viewer.changes.trajectory_changes import ChangedSegment, TrajectoryChanges, changes_between
 
 
 def segments(*pairs: tuple[str, str]) -> list[dict[str, str]]:

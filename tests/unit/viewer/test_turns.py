@@ -18,7 +18,7 @@ from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.tables import SCORES
 from treadle.rl.training.tables import RL_ROLLOUTS
 from treadle.tasks.inspection.lineage import find_rollout
-from treadle.viewer.difference import difference
+from treadle.viewer.changes.difference import difference
 from treadle.viewer.segments import pieces_of
 from treadle.viewer.turns import trimmed_places, turn_heads
 

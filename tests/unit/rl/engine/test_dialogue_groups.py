@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,16 +185,20 @@ def test_error_of_a_score_is_named(tmp_path: Path, codec: ChatTokenizer) -> None
 
 
 @pytest.mark.covers("service-16")
-def test_a_prompt_that_is_too_long_is_discarded_without_a_request_or_a_reward(
-    tmp_path: Path, codec: ChatTokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
-    groups, _ = rolled_out(tmp_path, codec, max_prompt_tokens=20)
-    assert "task a: the prompts of 2 rollouts are too long" in caplog.text
-    for one in groups:
-        made = [(made.trajectory.status, made.trajectory.num_turns) for made in one.group.trajectories]
-        assert made == [("context_full", 0)] * 2
-        assert all(len(made.prompt_ids) == 20 and not made.completion_ids for made in one.group.trajectories)
-        assert not any(reward.scored for reward in one.rewards)
+def test_step_whose_prompts_are_all_too_long_is_refused_without_a_request(tmp_path: Path, codec: ChatTokenizer) -> None:
+    asked: list[Any] = []
+
+    def generate(many: Sequence[Any]) -> list[Any]:
+        asked.extend(many)
+        return [Player(codec)(one) for one in many]
+
+    plan = plan_of(max_prompt_tokens=20)
+    with (
+        open_source(plan, {}, {"default": SETTINGS}, generate, codec, max_model_len=None, max_batch=None) as source,
+        pytest.raises(EngineError, match="only 0 of 6 .*too long prompts 6.*more than rl.max_prompt_tokens = 20"),
+    ):
+        source.step(1, tasks(tmp_path))
+    assert not asked
 
 
 def test_missing_payload_is_refused(tmp_path: Path) -> None:

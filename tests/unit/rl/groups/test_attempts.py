@@ -240,8 +240,9 @@ def test_environment_that_hangs_is_given_up_at_the_wall_limit() -> None:
 @pytest.mark.covers("service-16")
 async def test_prompt_that_is_too_long_has_no_reward_and_costs_one_attempt() -> None:
     episodes = Episodes(lambda *_: None)
-    rollouts = replace(fragile(episodes), max_prompt_tokens=1)
     fine = fragile(episodes)
+    limits = replace(fine.engine.limits, max_prompt_tokens=1)
+    rollouts = replace(fine, engine=replace(fine.engine, limits=limits))
 
     class Both:
         async def roll_out(self, job: GroupJob) -> Group:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
+from treadle.viewer.changes.trajectory_changes import ChangedSegment, SegmentRow, changes_between, folded
+from treadle.viewer.changes.word_diff import WordRun, changed_words
 from treadle.viewer.segments import call_kinds, style_of, without_markers
-from treadle.viewer.trajectory_changes import ChangedSegment, SegmentRow, changes_between, folded
-from treadle.viewer.word_diff import WordRun, changed_words
 
 _MAX_SEGMENT_PAIRS = 300 * 300
 """Limit on the product of the numbers of segments of both sides."""

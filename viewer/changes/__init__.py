@@ -1,0 +1,1 @@
+"""What an edit of a trajectory changed, as the viewer shows it."""
