@@ -125,7 +125,8 @@ class RolloutEngine(ModelBinding):
             tokenizer.added_tokens if tokenizer is not None else frozenset(),
         )
         initial = await episode.reset(task, filled)
-        return Rollout(self, episode, initial, given.hint, seed, deadline, cache, task.key, prefix)
+        session = f"{task.key} {seed}"
+        return Rollout(self, episode, initial, given.hint, seed, deadline, cache, session, prefix)
 
 
 class Rollout:

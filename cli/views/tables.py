@@ -14,7 +14,7 @@ from rich.text import Text
 
 from treadle.core.figures import Figures
 from treadle.core.runs.address import Address
-from treadle.core.runs.records import InstanceStatus, StageRecord
+from treadle.core.runs.records import InstanceStatus, ModelServerStatus, StageRecord
 from treadle.core.runs.retry import num_with_status
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line, sanitize
@@ -111,7 +111,7 @@ def _server_tables(statuses: Sequence[InstanceStatus]) -> list[Table]:
             server.queued,
             f"{server.tokens_per_s:,.0f}",
             server.answered,
-            ", ".join(f"{number:,} {one_line(kind)}" for kind, number in server.errors.items()),
+            _errors_text(server),
         )
         for status in statuses
         for server in status.model_servers
@@ -119,6 +119,11 @@ def _server_tables(statuses: Sequence[InstanceStatus]) -> list[Table]:
     header = ("instance", "model", "server", "state", "in flight", "queued", "tokens/s", "answered", "errors")
     figures = Figures("model servers", header, rows, num_names=4)
     return [terminal_table(figures, unwrapped=range(4), styles={"down": "red", "trial": "yellow"})] if rows else []
+
+
+def _errors_text(server: ModelServerStatus) -> str:
+    counts = ", ".join(f"{number:,} {one_line(kind)}" for kind, number in server.errors.items())
+    return f"{counts}; last: {one_line(server.last_error)}" if counts and server.last_error else counts
 
 
 def _state_text(status: InstanceStatus) -> str:

@@ -87,7 +87,7 @@ class ModelSettings(Section):
     """Folder with the model's tokenizer and chat template; without it, prompts are sent as text. Results depend on its
     digest, not its path."""
     endpoints: Operational[tuple[EndpointSettings, ...]] = ()
-    """Servers of this model; the requests of one question stay on one of them while it is healthy."""
+    """Servers of this model; the requests of one rollout stay on one of them while it is healthy."""
     server: ServerSettings | None = None
     """Server to start when a stage needs the model, and to stop afterwards; leave `endpoints` empty then."""
     max_model_len: int | None = Field(default=None, ge=1)

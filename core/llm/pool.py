@@ -59,8 +59,8 @@ class ModelPool:
         self._random = random.Random(seed)
         self._sleep = sleep
         self._endpoints: list[Endpoint] = []
-        self._homes: OrderedDict[str, Endpoint] = OrderedDict()
-        """Endpoint of each session."""
+        self._homes: OrderedDict[str, list[Endpoint]] = OrderedDict()
+        """Endpoints of each session, in the order of its coming there."""
         self._http: HttpClient | None = None
         self._limits: set[TimeLimit] = set()
         self._outages = Outages(name, settings, self._endpoints, self._ask_models, self._random)
@@ -200,12 +200,12 @@ class ModelPool:
     def _place(self, call: PoolCall) -> Endpoint | None:
         """Return the endpoint for the next attempt, None if none takes requests.
 
-        That is the session's home, unless it takes no requests, told this one to wait, or failed it twice. The first
-        request of a session makes the endpoint with the fewest requests its home.
+        That is the first of the session's homes that takes requests, did not tell this one to wait and did not fail it
+        twice; if there is none, the endpoint with the fewest requests becomes a home.
         """
         usable = [endpoint for endpoint in self._endpoints if endpoint.usable]
         if len(usable) < 2:
-            return usable[0] if usable else None
+            return self._home(call.session, usable) if usable else None
         tried, waits = call.per_endpoint, call.waits
         candidates = [item for item in usable if tried.get(item.url, 0) < ATTEMPTS_PER_ENDPOINT]
         if not candidates:
@@ -215,18 +215,23 @@ class ModelPool:
         ready = [item for item in candidates if item.paused_until <= now and waits.get(item.url, now) <= now]
         if not ready:
             return min(candidates, key=lambda item: max(item.paused_until, waits.get(item.url, now)))
-        if not call.session:
+        return self._home(call.session, ready)
+
+    def _home(self, session: str, ready: Sequence[Endpoint]) -> Endpoint:
+        """Return the session's first home among these; the one with the fewest requests becomes a home otherwise."""
+        if not session:
             return min(ready, key=lambda endpoint: endpoint.load)
-        key = call.session.encode("utf-8", "surrogatepass")
-        home = self._homes.get(call.session)
+        homes = self._homes.setdefault(session, [])
+        self._homes.move_to_end(session)
+        if len(self._homes) > _MAX_SESSIONS:
+            self._homes.popitem(last=False)
+        home = next((endpoint for endpoint in homes if endpoint in ready), None)
         if home is None:
             least = min(endpoint.load for endpoint in ready)
+            key = session.encode("utf-8", "surrogatepass")
             home = max((item for item in ready if item.load == least), key=lambda endpoint: endpoint.rank(key))
-            if len(self._homes) == _MAX_SESSIONS:
-                self._homes.popitem(last=False)
-            self._homes[call.session] = home
-        self._homes.move_to_end(call.session)
-        return home if home in ready else max(ready, key=lambda endpoint: endpoint.rank(key))
+            homes.append(home)
+        return home
 
     async def _attempt(self, endpoint: Endpoint, call: PoolCall) -> Answer | None:
         """Send one request; return None if the endpoint stopped taking requests while this one waited for a slot."""
@@ -313,6 +318,7 @@ class ModelPool:
     def _note_silence(self, endpoint: Endpoint) -> None:
         if not endpoint.silent:
             endpoint.silent = endpoint.usable
+            endpoint.counts.errors["silence"] += 1
             self._outages.note_fault(endpoint, _UNRESPONSIVE, at_once=True)
 
     def _raise_if_silent(self, endpoint: Endpoint, call: PoolCall) -> None:

@@ -103,6 +103,50 @@ async def test_session_stays_where_it_began_and_a_new_one_goes_to_the_least_load
         await asyncio.gather(*held)
 
 
+async def test_session_that_began_during_an_outage_stays_where_it_is_afterwards() -> None:
+    async def script(recorded: RecordedRequest) -> str:
+        return "ok"
+
+    async with (
+        ScriptedServer(script) as first,
+        ScriptedServer(script) as second,
+        ModelPool("policy", settings(first, second)) as pool,
+    ):
+        await second.stop_listening()
+        sessions = [f"question {number}" for number in range(20)]
+        await asyncio.gather(*(ask(pool, session="") for _ in range(4)))
+        assert pool.states()[second.url] == "down"
+        await asyncio.gather(*(ask(pool, session=session) for session in sessions))
+        await second.start_listening()
+        await until(lambda: pool.states()[second.url] != "down")
+        again = [session for session in sessions if (await ask(pool, session=session)).endpoint == second.url]
+    assert not again
+
+
+async def test_rollouts_of_one_question_are_spread_over_the_servers(tmp_path: Path) -> None:
+    codec = ChatTokenizer.load(write_byte_tokenizer(tmp_path / "tokenizer"))
+    gate, asked = asyncio.Event(), Counter[str]()
+
+    def replica(name: str) -> ScriptedServer:
+        async def script(recorded: RecordedRequest) -> Item:
+            asked[name] += 1
+            if asked.total() == 8:
+                gate.set()
+            await gate.wait()
+            return ANSWER
+
+        return ScriptedServer(script)
+
+    async with (
+        replica("one") as one,
+        replica("two") as two,
+        ModelPool("policy", settings(one, two, token_ids="required")) as pool,
+    ):
+        rollouts = make_rollouts(pool, codec, branching=ALONE)
+        (group,) = await roll_out_groups(rollouts, [GroupJob("g", Task("k", "Where?"), 8, 1)])
+    assert len(group.trajectories) == 8 and asked == {"one": 4, "two": 4}
+
+
 async def test_states_count_answers_tokens_and_failures_by_class() -> None:
     async def script(recorded: RecordedRequest) -> Item:
         return "four"
