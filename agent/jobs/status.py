@@ -55,12 +55,12 @@ class ServerRates:
 
 @contextlib.asynccontextmanager
 async def reporting(report: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `report` every `STATUS_INTERVAL_S` seconds during the block, and at its end."""
+    """Call `report` at the start of the block, every `STATUS_INTERVAL_S` seconds, and at its end."""
 
     async def repeat() -> None:
         while True:
-            await asyncio.sleep(STATUS_INTERVAL_S)
             report()
+            await asyncio.sleep(STATUS_INTERVAL_S)
 
     task = asyncio.create_task(repeat())
     try:
