@@ -20,21 +20,20 @@ TRIES = 3
 
 async def play(session: aiohttp.ClientSession, url: str, log: str, name: str, num_steps: int) -> tuple[int, str]:
     """Step an instance; return the steps that were answered, and what ended them."""
+    answered = 0
     try:
         await post(session, f"{url}/create", {"task_id": "plain", "instance_id": name, "request_id": name})
         for number in range(num_steps):
             action = {"role": "assistant", "content": f"log {log} {name}.{number}"}
             body = {"instance_id": name, "messages": action, "request_id": f"{name}.{number}"}
             body["params"] = {"timeout_s": 2.0}
-            try:
-                first, second = await asyncio.gather(*(post(session, f"{url}/step", body) for _ in range(2)))
-            except ToldError as told:
-                return number, told.args[0]
+            first, second = await asyncio.gather(*(post(session, f"{url}/step", body) for _ in range(2)))
             assert first == second and json.loads(first)["state"][0]["content"] == f"log {number + 1}", first
+            answered += 1
         await post(session, f"{url}/release", {"instance_id": name})
     except ToldError as told:
-        return 0, told.args[0]
-    return num_steps, ""
+        return answered, told.args[0]
+    return answered, ""
 
 
 class ToldError(Exception):
