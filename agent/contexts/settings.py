@@ -1,4 +1,4 @@
-"""Settings of how the context of a rollout is managed. Rules: docs/behaviour/contexts.md."""
+"""Settings of how the context of a rollout is managed. Rules: docs/behaviour/environments.md."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from enum import Enum
 
 from treadle.core.llm.client import Target
@@ -19,6 +20,10 @@ from treadle.core.llm.types import EndpointCounts, EndpointState
 
 FAILURES_UNTIL_DOWN = 3
 """Consecutive failures that take an endpoint down; a refused connection or a failure on trial needs only one."""
+
+
+_MAX_SESSIONS = 10_000
+"""Sessions whose endpoints are remembered, the last ones used."""
 
 
 class Health(Enum):
@@ -187,3 +192,29 @@ class Endpoint:
         if self.health is Health.DOWN:
             self.health = Health.TRIAL
             self.silent = False
+
+
+class Homes:
+    """The endpoints that each session has been at, so that it stays there, and its prompt in their caches."""
+
+    def __init__(self) -> None:
+        self._homes: OrderedDict[str, list[Endpoint]] = OrderedDict()
+
+    def of(self, session: str, ready: Sequence[Endpoint]) -> Endpoint:
+        """Return the session's first home among these; if it has none, the one with the fewest requests becomes it.
+
+        An empty session has no home.
+        """
+        if not session:
+            return min(ready, key=lambda endpoint: endpoint.load)
+        homes = self._homes.setdefault(session, [])
+        self._homes.move_to_end(session)
+        if len(self._homes) > _MAX_SESSIONS:
+            self._homes.popitem(last=False)
+        home = next((endpoint for endpoint in homes if endpoint in ready), None)
+        if home is None:
+            least = min(endpoint.load for endpoint in ready)
+            key = session.encode("utf-8", "surrogatepass")
+            home = max((item for item in ready if item.load == least), key=lambda endpoint: endpoint.rank(key))
+            homes.append(home)
+        return home

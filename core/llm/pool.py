@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -20,7 +19,7 @@ from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, PoolCall, chat_call, co
 from treadle.core.llm.checks import checked_refusal
 from treadle.core.llm.client import HttpClient, request_headers
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
-from treadle.core.llm.endpoint import Endpoint, Health
+from treadle.core.llm.endpoint import Endpoint, Health, Homes
 from treadle.core.llm.failures import FINAL_KINDS, Failure, failure_of
 from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
@@ -33,8 +32,6 @@ from treadle.core.work_clock import TimeLimit
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 Sleep = Callable[[float], Awaitable[object]]
-_MAX_SESSIONS = 10_000
-"""Sessions whose endpoint is remembered, the last ones used."""
 _UNRESPONSIVE = "it does not respond, not even to GET /models"
 
 
@@ -59,8 +56,7 @@ class ModelPool:
         self._random = random.Random(seed)
         self._sleep = sleep
         self._endpoints: list[Endpoint] = []
-        self._homes: OrderedDict[str, list[Endpoint]] = OrderedDict()
-        """Endpoints of each session, in the order of its coming there."""
+        self._homes = Homes()
         self._http: HttpClient | None = None
         self._limits: set[TimeLimit] = set()
         self._outages = Outages(name, settings, self._endpoints, self._ask_models, self._random)
@@ -205,7 +201,7 @@ class ModelPool:
         """
         usable = [endpoint for endpoint in self._endpoints if endpoint.usable]
         if len(usable) < 2:
-            return self._home(call.session, usable) if usable else None
+            return self._homes.of(call.session, usable) if usable else None
         tried, waits = call.per_endpoint, call.waits
         candidates = [item for item in usable if tried.get(item.url, 0) < ATTEMPTS_PER_ENDPOINT]
         if not candidates:
@@ -215,23 +211,7 @@ class ModelPool:
         ready = [item for item in candidates if item.paused_until <= now and waits.get(item.url, now) <= now]
         if not ready:
             return min(candidates, key=lambda item: max(item.paused_until, waits.get(item.url, now)))
-        return self._home(call.session, ready)
-
-    def _home(self, session: str, ready: Sequence[Endpoint]) -> Endpoint:
-        """Return the session's first home among these; the one with the fewest requests becomes a home otherwise."""
-        if not session:
-            return min(ready, key=lambda endpoint: endpoint.load)
-        homes = self._homes.setdefault(session, [])
-        self._homes.move_to_end(session)
-        if len(self._homes) > _MAX_SESSIONS:
-            self._homes.popitem(last=False)
-        home = next((endpoint for endpoint in homes if endpoint in ready), None)
-        if home is None:
-            least = min(endpoint.load for endpoint in ready)
-            key = session.encode("utf-8", "surrogatepass")
-            home = max((item for item in ready if item.load == least), key=lambda endpoint: endpoint.rank(key))
-            homes.append(home)
-        return home
+        return self._homes.of(call.session, ready)
 
     async def _attempt(self, endpoint: Endpoint, call: PoolCall) -> Answer | None:
         """Send one request; return None if the endpoint stopped taking requests while this one waited for a slot."""
@@ -248,7 +228,7 @@ class ModelPool:
                 await self._pause(endpoint.paused_until - now, call)
             return await self._send(endpoint, call)
         except Failure as failure:
-            endpoint.counts.errors[failure.kind] += 1
+            endpoint.counts.errors[failure.kind] += failure.kind != "silence"  # That is counted when it begins.
             raise
         finally:
             endpoint.release()
@@ -318,7 +298,7 @@ class ModelPool:
     def _note_silence(self, endpoint: Endpoint) -> None:
         if not endpoint.silent:
             endpoint.silent = endpoint.usable
-            endpoint.counts.errors["silence"] += 1
+            endpoint.counts.errors["silence"] += endpoint.silent
             self._outages.note_fault(endpoint, _UNRESPONSIVE, at_once=True)
 
     def _raise_if_silent(self, endpoint: Endpoint, call: PoolCall) -> None:

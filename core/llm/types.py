@@ -132,7 +132,7 @@ class EndpointCounts:
     Attributes:
         answered: Requests that it answered.
         sampled_tokens: Tokens of these answers.
-        errors: Failed attempts by class of failure (see `docs/behaviour/llm.md`).
+        errors: Failed attempts by class of failure (see `docs/behaviour/llm.md`), and how often it fell silent.
     """
 
     answered: int = 0

@@ -6,6 +6,7 @@ The file is a view for `treadle status` and `/metrics`, and no part of any resul
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from treadle.core.runs.records import ModelServerStatus
-from treadle.core.store.storage import write_atomically
 
 _FILE = "model-servers.json"
 _STATES = TypeAdapter(tuple[ModelServerStatus, ...])
@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 def write_model_servers(scratch: Path, states: Sequence[ModelServerStatus]) -> None:
     """Replace the states in the scratch folder of an attempt. A failure is logged: the work does not depend on them."""
     try:
-        write_atomically(scratch / _FILE, orjson.dumps([one.model_dump() for one in states]))
+        # Nobody needs them after a crash, so the event loop does not wait for the disk.
+        (new := scratch / f"{_FILE}.new").write_bytes(orjson.dumps([one.model_dump() for one in states]))
+        os.replace(new, scratch / _FILE)
     except OSError as error:
         _log.debug("the states of the model servers cannot be written: %s", error)
 

@@ -132,7 +132,7 @@ class Environment:
             cache=self._cache,
             unit=asked_unit(role, number),
             seed=derive_seed(self._seed, "ask", role, number),
-            session=self.task.key,
+            session=f"{self.task.key} {self._seed}",
             deadline=self._deadline,
         )
         return reply.text
