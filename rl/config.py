@@ -198,7 +198,7 @@ class RlOptions(TrainingOptions):
     """Attempts at the groups of a step that fail because of infrastructure, each with new episodes, at once and then
     after pauses of 5 to 160 seconds. The last one loses single rollouts: they have no reward, and so have all rollouts
     of a group with fewer than two left. If fewer than half of the rollouts of a step are left, training ends; it can be
-    resumed. Validation loses none."""
+    resumed. Validation loses none, and verl loses whole groups."""
     wall_limit_s: Operational[float] = Field(default=1800.0, gt=0.0)
     """Seconds of work of the environment of one rollout, after which it is given up as an attempt that failed; at least
     a minute more than `environment.rollout_time_s`. It ends environments that hang."""

@@ -102,10 +102,12 @@ def parse_verdict(text: str, messages: Sequence[ClipMessage]) -> dict[str, str]:
             found[name] = REMOVED
         elif action == "compress":
             num_compressed += 1
-            if not isinstance(shorter, str) or not 0 < len(shorter.strip()) < len(known[name].text):
-                raise BadVerdict("a compressed text is empty or not shorter")
+            if not isinstance(shorter, str):
+                raise BadVerdict("a compressed text is no text")
             # Without any `<`, no text can forge a marker of a dialect.
             found[name] = shorter.strip().encode("utf-8", "replace").decode().replace("<", "&lt;")
+            if not 0 < len(found[name]) < len(known[name].text):
+                raise BadVerdict("a compressed text is empty or not shorter")
     if num_compressed > MAX_COMPRESSED:
         raise BadVerdict("it compresses too many messages")
     return found

@@ -68,7 +68,7 @@ class ContextManager:
         if isinstance(limits.context, LinearThink):
             view: View | None = limits.context.view(segments)
         else:
-            view = await self._clip(limits.context, segments)
+            view = await self._clip(limits.context, segments, turn)
         if view is not None and segments:
             self.strategy.trim(view.kept, view.texts)
 
@@ -91,7 +91,7 @@ class ContextManager:
             self.cache.append(unit, orjson.dumps(kept))
         self.strategy.trim(kept)
 
-    async def _clip(self, rule: SelfClip, segments: Sequence[Segment]) -> View | None:
+    async def _clip(self, rule: SelfClip, segments: Sequence[Segment], turn: int) -> View | None:
         """Ask once for a verdict if the context is longer than the threshold, and return what it leaves.
 
         An invalid verdict, and one whose prompt does not fit its model's window, changes nothing and is counted.
@@ -102,11 +102,16 @@ class ContextManager:
         if self.has_asked or length <= rule.threshold_tokens or not messages:
             return None
         self.has_asked = True
+        unit = asked_unit(CLIPPER, 0)
+        if self.cache.get(unit) is None and self.cache.get(answer_unit(turn)) is not None:
+            # The turn was answered without a verdict, whose request did not fit; now it might, in another window.
+            self.transcript.note("bad_verdict")
+            return None
         try:
             reply = await self.clipper.ask(
                 clip_prompt(self.task, messages),
                 cache=self.cache,
-                unit=asked_unit(CLIPPER, 0),
+                unit=unit,
                 seed=derive_seed(self.seed, CLIPPER),
                 session=self.session,
                 deadline=self.deadline,

@@ -59,8 +59,10 @@ def without_thoughts(text: str, *, is_thought: bool = False) -> str:
 
     If the prompt has opened the thought, the marker that closes it stays.
     """
-    if _OPEN not in text and _CLOSE in text:
-        return text[text.index(_CLOSE) :]
+    close = text.find(_CLOSE)
+    if close >= 0 and _OPEN not in text[:close]:
+        rest = close + len(_CLOSE)
+        return text[close:rest] + ("" if is_thought else _THOUGHT.sub("", text[rest:]))
     return "" if is_thought else _THOUGHT.sub("", text)
 
 

@@ -40,7 +40,8 @@ async def within(clock: WorkClock, left_s: float, work: Coroutine[Any, Any, T], 
         if not limit.expired():
             raise
         raise RolloutHangs(
-            f"the rollout did not end within wall_limit_s = {limit_s:g} s, so it was cancelled"
+            f"it did not end within {limit_s:g} s of work (the longer of wall_limit_s and rollout_time_s + "
+            f"{_GRACE_S:g}), so it was cancelled"
         ) from None
 
 

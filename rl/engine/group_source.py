@@ -11,14 +11,14 @@ from typing import Any
 
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
-from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
+from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, ToolError
 from treadle.core.seeds import derive_seed
 from treadle.environments.mixture import Environments
 from treadle.rl.credit.registry import is_default
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.environment import ResidentEnvironments
-from treadle.rl.groups.attempts import MIN_SURVIVING_SHARE, require_groups
+from treadle.rl.groups.attempts import require_groups
 from treadle.rl.groups.batching import BatchedModel, BatchMembership, Generate
 from treadle.rl.groups.group import Group, GroupJob, OverSampler
 from treadle.rl.groups.rollout import MixedRollouts
@@ -81,17 +81,19 @@ class GroupSource:
         return MixedRollouts({name: replace(one, over_sampler=sampler) for name, one in by_environment.items()})
 
     def validate(self, rows: Sequence[Task]) -> list[RewardedItem]:
-        """Return the reward of one greedy trajectory per row."""
+        """Return the reward of one greedy trajectory per row; raise EngineError if a prompt leaves no room for it."""
         rollouts = MixedRollouts({name: one.greedy() for name, one in self._rollouts.by_environment.items()})
         jobs = [_job(row, str(place), 1, self._plan.seed, 0) for place, row in enumerate(rows)]
-        return [scored.rewards[0] for scored in self._make(rollouts, jobs, rows, 0)]
+        made = self._make(rollouts, jobs, rows, 0)
+        if too_long := [one.group.lost_cause for one in made if not one.group.items[0].was_played]:
+            raise EngineError(f"validation: {too_long[0]} ({len(too_long)} of {len(made)} questions)")
+        return [scored.rewards[0] for scored in made]
 
     def _make(
         self, rollouts: MixedRollouts, jobs: Sequence[GroupJob], rows: Sequence[Task], step: int
     ) -> list[ScoredGroup]:
-        min_share = MIN_SURVIVING_SHARE if step else 1.0
         groups = self._environments.run(
-            require_groups(rollouts, jobs, attempts=self._plan.options.attempts, min_share=min_share)
+            require_groups(rollouts, jobs, attempts=self._plan.options.attempts, keeps_rest=bool(step))
         )
         return [
             ScoredGroup(group, self._scorer.rewards(group, row, step)) for group, row in zip(groups, rows, strict=True)

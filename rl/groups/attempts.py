@@ -42,16 +42,16 @@ async def require_groups(
     jobs: Sequence[GroupJob],
     *,
     attempts: int = DEFAULT_ATTEMPTS,
-    min_share: float = 1.0,
+    keeps_rest: bool = False,
     sleep: Sleep = asyncio.sleep,
 ) -> list[Group]:
     """Roll out all groups and retry those with a retryable error, in at most `attempts` attempts.
 
-    With `min_share` below 1, the last attempt loses single rollouts instead of groups: a group of which fewer than two
-    are left is lost as a whole, and lost trajectories have no reward. Tests replace `sleep`. Raises EngineError with
-    the first cause if a smaller share of the rollouts than `min_share` is left.
+    With `keeps_rest`, the last attempt loses single rollouts instead of groups: a group of which fewer than two are
+    left is lost as a whole, and lost trajectories have no reward; whether enough are left says `check_step`. Tests
+    replace `sleep`. Raises EngineError with the first cause if a group failed otherwise.
     """
-    groups = await roll_out_groups(rollouts, [replace(job, keeps_rest=min_share < 1 and attempts == 1) for job in jobs])
+    groups = await roll_out_groups(rollouts, [replace(job, keeps_rest=keeps_rest and attempts == 1) for job in jobs])
     for number, pause_s in enumerate(retry_pauses_s(attempts), 2):
         again = [index for index, group in enumerate(groups) if group.error and group.retryable]
         if not again:
@@ -59,50 +59,47 @@ async def require_groups(
         cause = one_line(groups[again[0]].error)
         _log.warning("%d of %d groups failed, retrying in %g s; first cause: %s", len(again), len(jobs), pause_s, cause)
         await sleep(pause_s)
-        keeps_rest = min_share < 1 and number == attempts
-        made = await roll_out_groups(rollouts, [replace(jobs[at], keeps_rest=keeps_rest) for at in again])
+        is_last = number == attempts
+        made = await roll_out_groups(rollouts, [replace(jobs[at], keeps_rest=keeps_rest and is_last) for at in again])
         for index, group in zip(again, made, strict=True):
             groups[index] = group
-    if min_share < 1:
+    if keeps_rest:
         # A request that is refused each time, such as that of one odd context, costs its rollout, not its group.
         refused = [at for at, group in enumerate(groups) if group.error and not group.retryable and jobs[at].size > 1]
         made = await roll_out_groups(rollouts, [replace(jobs[at], keeps_rest=True) for at in refused])
         for index, group in zip(refused, made, strict=True):
             groups[index] = group
-    return _surviving(groups, jobs, min_share)
-
-
-def _surviving(groups: Sequence[Group], jobs: Sequence[GroupJob], min_share: float) -> list[Group]:
-    """Return the groups, failed ones with lost trajectories; raise EngineError if too few rollouts are left."""
     failed = [group for group in groups if group.error]
-    kept = [_without_error(group, job) for group, job in zip(groups, jobs, strict=True)]
-    rollouts = [made for group in kept for made in group.trajectories]
-    lost = Counter[str](made.lost_to for made in rollouts if made.lost_to)
-    first = next((cause for group in groups if (cause := one_line(group.error or group.lost_cause))), "")
-    if failed and (min_share == 1 or len(failed) == len(groups)):
+    if failed and not keeps_rest:
         raise EngineError(
-            f"{len(failed)} of {len(groups)} groups could not be rolled out; first cause: {first}; "
+            f"{len(failed)} of {len(groups)} groups could not be rolled out; first cause: {one_line(failed[0].error)}; "
             "fix it and run again to resume"
         )
+    return [_without_error(group, job) for group, job in zip(groups, jobs, strict=True)]
+
+
+def check_step(groups: Sequence[Group]) -> None:
+    """Check the groups of a training step, those of all devices: warn about rollouts that are left out.
+
+    Raises EngineError with the first cause if fewer than `MIN_SURVIVING_SHARE` of the rollouts are left.
+    """
+    rollouts = [made for group in groups for made in group.trajectories]
     num_left = sum(made.item.was_played for made in rollouts)
-    if min_share < 1 and num_left < min_share * len(rollouts):
-        causes = _counts(lost, num_too_long=len(rollouts) - num_left - lost.total())
+    if num_left == len(rollouts):
+        return
+    lost = Counter[str](made.lost_to for made in rollouts if made.lost_to)
+    causes = _counts(lost, num_too_long=len(rollouts) - num_left - lost.total())
+    first = next((cause for group in groups if (cause := one_line(group.lost_cause))), "the prompts leave no room")
+    if num_left < MIN_SURVIVING_SHARE * len(rollouts):
         raise EngineError(
-            f"only {num_left} of {len(rollouts)} rollouts of a step are left, less than {min_share:.0%} (lost to "
-            f"{causes}); {f'first cause: {first}; ' if first else ''}fix it and run again to resume"
+            f"only {num_left} of {len(rollouts)} rollouts of a step are left, less than {MIN_SURVIVING_SHARE:.0%} "
+            f"(lost to {causes}); first cause: {first}; fix it and run again to resume"
         )
-    if num_left < len(rollouts):
-        _log.warning(
-            "%d of %d rollouts are left out (lost to %s); first cause: %s",
-            len(rollouts) - num_left,
-            len(rollouts),
-            _counts(lost, num_too_long=len(rollouts) - num_left - lost.total()),
-            first or "their prompts leave no room for a turn",
-        )
-    return kept
+    missing = len(rollouts) - num_left
+    _log.warning("%d of %d rollouts are left out (lost to %s); first cause: %s", missing, len(rollouts), causes, first)
 
 
-def _counts(lost: Counter[str], *, num_too_long: int = 0) -> str:
+def _counts(lost: Counter[str], *, num_too_long: int) -> str:
     counts = {**lost, "too long prompts": num_too_long}
     return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()) if number)
 

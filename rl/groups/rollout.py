@@ -362,7 +362,7 @@ class _GroupRun:
     def _note_long_prompt(self, trajectory: Trajectory) -> None:
         """Keep a message if a prompt left no room for a turn, so that its rollout has no reward."""
         if trajectory.status == CONTEXT_FULL and not trajectory.num_turns:
-            length = len(trajectory.samples[0].prompt_ids_for_training)
+            length = len(trajectory.samples[0].prompt_ids)
             self._too_long = (
                 f"task {self._job.question.key} begins with {length:,} tokens, more than rl.max_prompt_tokens = "
                 f"{self._rollouts.engine.limits.max_prompt_tokens}; raise it, or leave the task out"

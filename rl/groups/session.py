@@ -7,6 +7,7 @@ docs/behaviour/group-rollouts.md, part "Infrastructure and time".
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from treadle.agent.contract import (
     StepContext,
     Task,
 )
-from treadle.agent.jobs.wall_limit import wall_limit, within
+from treadle.agent.jobs.wall_limit import RolloutHangs, wall_limit, within
 from treadle.agent.model_types import CompletionModel
 from treadle.agent.rollout import Rollout
 from treadle.agent.token_ids import ORIGIN_SAMPLED
@@ -33,13 +34,17 @@ from treadle.core.work_clock import WorkClock, timed_work
 from treadle.rl.groups.branching import turn_entropy
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+CLOSE_S = 60.0
+"""Seconds of work that the end of an episode may take."""
 
 
 class TimedEpisode:
     """Episode whose calls use up a trajectory's time: the recorded duration of each call, without waiting.
 
-    An environment that does not keep to its time is given up after `wall_limit_s`: all its methods together may take so
-    long on the work clock. Then they raise a retryable ToolError.
+    An environment that does not keep to its time is given up after `wall_limit_s`: all its methods but `close` together
+    may take so long on the work clock. Then they raise a retryable ToolError.
 
     Attributes:
         time_left_s: Seconds left.
@@ -83,10 +88,15 @@ class TimedEpisode:
             return await self._limited(clock, self._episode.outcome())
 
     async def close(self) -> None:
-        """Close the episode, once; see `Episode`."""
-        if not self._is_closed:
-            self._is_closed = True
-            await self._episode.close()
+        """Close the episode, once; see `Episode`. After `CLOSE_S` it is left, with a line in the log."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            with timed_work() as clock:
+                await within(clock, CLOSE_S, self._episode.close(), limit_s=CLOSE_S)
+        except RolloutHangs:
+            _log.warning("an episode did not close within %g s of work, so it was left", CLOSE_S)
 
     async def _limited(self, clock: WorkClock, work: Coroutine[Any, Any, T]) -> T:
         """Await a method of the episode within what is left of the wall limit."""

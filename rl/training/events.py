@@ -78,6 +78,8 @@ class RlStep:
     """Number of rollouts without a reward because infrastructure failed each time; None if none was lost."""
     num_lost_groups: int | None = None
     """Number of groups of which too few rollouts were left."""
+    num_too_long: int | None = None
+    """Number of rollouts without a reward because their prompts left no room for a turn; None if there was none."""
     num_cancelled: int | None = None
     """Number of rollouts that over-sampling cancelled; None without it, as are the others."""
     cancelled_length: float | None = None

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from treadle.rl.rewards.base import FAILED
+from treadle.rl.rewards.base import CONTEXT_FULL, FAILED
 from treadle.rl.rewards.rewarded import RewardedItem
 
 CUT_OFF = frozenset({"length", "budget", "context_full"})
@@ -38,6 +38,7 @@ def step_figures(groups: Iterable[Sequence[RewardedItem]], environments: Sequenc
         "cut_off": _mean(reward.status in CUT_OFF for reward in rewards),
         "timeout": _mean(reward.status == "timeout" for reward in rewards),
         **_lost(groups),
+        **_too_long(groups),
         "tool_failures": _mean(reward.tool_failures for reward in rewards),
         **_common_means(rewards),
         **of_each,
@@ -49,6 +50,16 @@ def _lost(groups: Sequence[Sequence[RewardedItem]]) -> dict[str, int]:
     lost = [sum(reward.status == FAILED for reward in group) for group in groups]
     whole = sum(count == len(group) for count, group in zip(lost, groups, strict=True))
     return {"num_lost": sum(lost), "num_lost_groups": whole} if any(lost) else {}
+
+
+def _too_long(groups: Sequence[Sequence[RewardedItem]]) -> dict[str, int]:
+    """Return the number of rollouts whose prompts left no room for a turn; empty if there are none."""
+    number = sum(
+        not reward.scored and reward.status == CONTEXT_FULL and not reward.length
+        for group in groups
+        for reward in group
+    )
+    return {"num_too_long": number} if number else {}
 
 
 def environment_figures(by_environment: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, float]]:

@@ -75,6 +75,7 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
         "equal_groups": sum(step.num_equal_groups for step in done.steps),
         "lost_rollouts": sum(step.num_lost or 0 for step in done.steps),
         "lost_groups": sum(step.num_lost_groups or 0 for step in done.steps),
+        "rollouts_too_long": sum(step.num_too_long or 0 for step in done.steps),
         **_bias_metrics(done.steps),
         "first_reward": done.steps[0].reward,
         **{f"last_{name}": getattr(last, name) for name in ("reward", "score", "calls", "length")},

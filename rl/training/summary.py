@@ -43,6 +43,8 @@ def rl_sentences(metrics: Metrics) -> list[str]:
             f"{lost:,} rollouts were lost to infrastructure and left out, {metrics['lost_groups']:,} whole groups "
             "among them."
         )
+    if too_long := metrics.get("rollouts_too_long"):
+        sentences.append(f"{too_long:,} rollouts were left out because their prompts left no room for a turn.")
     handed_over = f"The policy of step {metrics['chosen_step']:,} is exported"
     if (score := metrics.get("validation_score")) is None:
         return [*sentences, f"{handed_over}."]

@@ -107,6 +107,7 @@ RL_LOG = Table(
                 nullable=True,
             ),
             column("num_lost_groups", pa.int64(), "groups of which too few rollouts were left", nullable=True),
+            column("num_too_long", pa.int64(), "rollouts whose prompts left no room for a turn", nullable=True),
             column("num_cancelled", pa.int64(), "rollouts cancelled; null without `oversample`", nullable=True),
             column("cancelled_length", pa.float64(), "mean tokens sampled by the policy in them", nullable=True),
             column("num_unused", pa.int64(), "finished rollouts that were not chosen; null like these", nullable=True),

@@ -14,7 +14,9 @@ from treadle.rl.engine.group_source import GroupSource, ScoredGroup
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
 from treadle.rl.engine.trl.sample_rows import SampleRow, rows_of_updates
 from treadle.rl.engine.trl.step_rows import StepRows
+from treadle.rl.groups.attempts import check_step
 from treadle.rl.groups.dump import rollout_row, write_draws, write_started, write_step
+from treadle.rl.groups.group import Group
 from treadle.rl.groups.oversampling import oversampling_figures
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import environment_figures, step_figures
@@ -58,14 +60,16 @@ class RolloutFunction:
         self._refresh_weights()
         if options.dynamic_sampling:
             draws = self._draw(step)
-            everyone = draws.chosen(options.prompts_per_step)
+            everyone, all_drawn = draws.chosen(options.prompts_per_step), [*draws.kept, *draws.equal]
             if rank_and_world()[0] == 0:
-                write_draws(self._dump, step, map(_drawn, [*draws.kept, *draws.equal]))
+                write_draws(self._dump, step, map(_drawn, all_drawn))
             made, drawn = everyone[mine], draws.figures(options.prompts_per_step)
         else:
             made = self._source.step(step, [self._rows[index] for index in planned[mine]], first)
             everyone, drawn = gathered(made), {}
-        self._report_step(step, everyone, drawn, trainer)
+            all_drawn = everyone
+            check_step([one.group for one in everyone])
+        self._report_step(step, everyone, all_drawn, drawn, trainer)
         rows = rows_of_updates(
             made,
             self._plan.updates_per_step,
@@ -83,13 +87,18 @@ class RolloutFunction:
         """
         plan, options = self._plan, self._plan.options
         rank, world = rank_and_world()
+        drawn: list[Group] = []
 
         def rows_of(draw: int) -> Sequence[int]:
             return rows_of_draw(plan.num_rows, options.prompts_per_draw, step, draw, plan.seed)
 
         def roll_out(rows: Sequence[int], num_before: int) -> Sequence[ScoredGroup]:
             begin, end = len(rows) * rank // world, len(rows) * (rank + 1) // world
-            return gathered(self._source.step(step, [self._rows[row] for row in rows[begin:end]], num_before + begin))
+            mine = self._source.step(step, [self._rows[row] for row in rows[begin:end]], num_before + begin)
+            everyone = gathered(mine)
+            drawn.extend(one.group for one in everyone)
+            check_step(drawn)
+            return everyone
 
         try:
             return draw_groups(
@@ -99,12 +108,18 @@ class RolloutFunction:
             raise NoSpread(f"step {step:,}: {error}") from None
 
     def _report_step(
-        self, step: int, everyone: Sequence[ScoredGroup], drawn: Mapping[str, int], trainer: GRPOTrainer
+        self,
+        step: int,
+        everyone: Sequence[ScoredGroup],
+        all_drawn: Sequence[ScoredGroup],
+        drawn: Mapping[str, int],
+        trainer: GRPOTrainer,
     ) -> None:
+        """Report the figures of a step's groups and draws, and store its rollouts."""
         names = [scored.group.question.environment for scored in everyone] if self._plan.is_mixed else None
         figures = {**step_figures([scored.rewards for scored in everyone], names), **drawn}
         if self._plan.options.oversample is not None:
-            figures |= oversampling_figures((one.group.started, one.group.is_audit) for one in everyone)
+            figures |= oversampling_figures((one.group.started, one.group.is_audit) for one in all_drawn)
         self._reporter.set_figures(figures)
         for name, value in figures["parts"].items():
             # TRL logs these with its own metrics, to the trackers too.
@@ -119,7 +134,7 @@ class RolloutFunction:
             ]
             write_step(self._dump, step, [rollout_row(step, group, *pair) for group, pair in pairs])
             if self._plan.options.oversample is not None:
-                write_started(self._dump, step, [one.group for one in everyone])
+                write_started(self._dump, step, [one.group for one in all_drawn])
 
 
 def _drawn(one: ScoredGroup) -> tuple[dict[str, str], Sequence[RewardedItem]]:

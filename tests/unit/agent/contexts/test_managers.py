@@ -20,6 +20,7 @@ from treadle.agent.contract import Task
 from treadle.agent.token_ids import ORIGIN_SAMPLED
 from treadle.agent.trajectory import Trajectory, by_sample
 from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ContextTooLong
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.environments.rollouts.rows import row_of, trajectory_of
 
@@ -145,6 +146,25 @@ CLIPPING = {"manager": "context_selfclip", "clip_tokens": 40}
 VERDICT = '{"verdicts": [{"id": "m1", "action": "remove"}, {"id": "m2", "action": "compress", "text": "<b"}]}'
 
 
+class Narrow(Model):
+    """Model whose window is too small for requests for a verdict."""
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        assert self.tokenizer is not None
+        if "verdicts" in self.tokenizer.decode(request.prompt):  # type: ignore[arg-type]
+            raise ContextTooLong("too long")
+        return await super().complete(request, session=session, deadline=deadline)
+
+
+async def test_a_rollout_without_room_for_a_verdict_gets_none_after_a_resume_either() -> None:
+    units, model = Units(), Narrow(load("qwen"), TURNS)
+    row = row_of({}, await play(Guess, model, model.tokenizer, TASK, context=CLIPPING, cache=units), "", "")
+    kept = Units({name: value for name, value in units.items() if name != "outcome"})
+    again = Model(load("qwen"), [], VERDICT)
+    made = await play(Guess, again, again.tokenizer, TASK, context=CLIPPING, cache=kept)
+    assert row_of({}, made, "", "") == row and made.usage.notes == {"bad_verdict": 1} and not again.asked
+
+
 @pytest.mark.parametrize("name", MODELS)
 async def test_a_verdict_is_asked_for_once_and_changes_what_later_requests_show(name: str) -> None:
     model = Model(load(name), TURNS, VERDICT)
@@ -165,7 +185,7 @@ async def test_an_invalid_verdict_changes_nothing_and_is_counted(verdict: str) -
     check_exact(made, model)
 
 
-MESSAGES = [ClipMessage(f"m{number}", "assistant", (number,), "a long text") for number in range(1, 5)]
+MESSAGES = [ClipMessage(f"m{number}", "assistant", (number,), "a rather long text") for number in range(1, 5)]
 
 
 def items(*items: dict[str, Any]) -> str:
@@ -208,6 +228,7 @@ def test_valid_verdicts(verdict: str, expected: dict[str, str]) -> None:
         items(compress("m1", "")),
         items(compress("m1", 3)),
         items(compress("m1", "a long text that is longer")),
+        items(compress("m1", "<<<<<<")),
         items(compress("m1"), compress("m2"), compress("m3")),
     ],
 )
@@ -234,6 +255,7 @@ def _raises_only_bad_verdict(parse: Callable[..., object], text: str) -> None:
         ("opened by the prompt</think>b", "</think>b"),
         ("plain", "plain"),
         ("<think>a<think>b</think>c", "<think>ac"),
+        ("opened</think>b<think>c</think>d", "</think>bd"),
     ],
 )
 def test_thoughts_are_left_out(text: str, expected: str) -> None:

@@ -37,6 +37,7 @@ from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.host import LoopHost
 from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.environment import OpenEnvironment
+from treadle.rl.groups.attempts import check_step
 from treadle.rl.groups.dump import rollout_row, started_rollouts, write_started
 from treadle.rl.training.stored_rows import PAYLOAD_SCHEMA
 from treadle.rl.verl.rows import TRAINING_SCHEMA
@@ -197,8 +198,19 @@ def test_step_whose_prompts_are_all_too_long_is_refused_without_a_request(tmp_pa
         open_source(plan, {}, {"default": SETTINGS}, generate, codec, max_model_len=None, max_batch=None) as source,
         pytest.raises(EngineError, match="only 0 of 6 .*too long prompts 6.*more than rl.max_prompt_tokens = 20"),
     ):
-        source.step(1, tasks(tmp_path))
+        check_step([one.group for one in source.step(1, tasks(tmp_path))])
     assert not asked
+
+
+def test_validation_question_whose_prompt_is_too_long_is_named(tmp_path: Path, codec: ChatTokenizer) -> None:
+    with (
+        open_source(
+            plan_of(max_prompt_tokens=20), {}, {"default": SETTINGS}, lambda many: [], codec,
+            max_model_len=None, max_batch=None,
+        ) as source,
+        pytest.raises(EngineError, match=r"validation: task a begins with .* tokens, more than .*= 20.*\(3 of 3 q"),
+    ):  # fmt: skip
+        source.validate(tasks(tmp_path))
 
 
 def test_missing_payload_is_refused(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ from treadle.agent.contract import EpisodeOptions, InitialState, ModelTurn, Obse
 from treadle.core.errors import EndpointUnavailable, EngineError, ModelError, ToolError
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.runtime import QuestionRuntime
-from treadle.rl.groups.attempts import require_groups, retry_pauses_s
+from treadle.rl.groups.attempts import check_step, require_groups, retry_pauses_s
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.group import Group, GroupJob
 from treadle.rl.groups.rollout import GroupRollouts, roll_out_groups
-from treadle.rl.groups.session import TimedEpisode
+from treadle.rl.groups.session import CLOSE_S, TimedEpisode
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import step_figures
 
@@ -136,7 +136,7 @@ async def test_group_that_always_fails_is_dropped_and_counted_and_others_are_int
         pauses.append(seconds)
 
     episodes = Episodes(lambda key, _: error if key == "t1" else None)
-    groups = await require_groups(fragile(episodes), jobs(4, 8), attempts=3, min_share=0.5, sleep=pause)
+    groups = await require_groups(fragile(episodes), jobs(4, 8), attempts=3, keeps_rest=True, sleep=pause)
     assert [set(statuses(group)) for group in groups] == [{"answered"}, {"failed"}, {"answered"}, {"answered"}]
     cause = "model" if isinstance(error, ModelError) else "environment"
     assert {made.lost_to for made in groups[1].trajectories} == {cause}
@@ -162,7 +162,7 @@ async def test_rollout_that_always_fails_is_lost_alone_while_two_are_left() -> N
             return outage() if key == "t0" and number % 4 < num_failing else None
 
         episodes = Episodes(fails)
-        groups = await require_groups(fragile(episodes), jobs(3, 4), attempts=2, min_share=0.5, sleep=no_pause)
+        groups = await require_groups(fragile(episodes), jobs(3, 4), attempts=2, keeps_rest=True, sleep=no_pause)
         assert statuses(groups[0]).count("answered") == left and len(groups[0].trajectories) == 4
         assert [made.session for made in groups[0].trajectories] == list(range(4))
         assert statuses(groups[1]) == ["answered"] * 4 and not episodes.in_use
@@ -171,15 +171,15 @@ async def test_rollout_that_always_fails_is_lost_alone_while_two_are_left() -> N
 async def test_step_fails_if_fewer_than_half_of_its_rollouts_are_left() -> None:
     for num_lost, fails in ((2, False), (3, True)):
         episodes = Episodes(lambda key, _, num_lost=num_lost: outage() if int(key[1:]) < num_lost else None)  # type: ignore[misc]
-        work = require_groups(fragile(episodes), jobs(4, 4), attempts=2, min_share=0.5, sleep=no_pause)
+        work = require_groups(fragile(episodes), jobs(4, 4), attempts=2, keeps_rest=True, sleep=no_pause)
         if fails:
             with pytest.raises(
                 EngineError,
                 match=r"only 4 of 16 rollouts of a step are left, .*lost to environment 12.*the environment crashed",
             ):
-                await work
+                check_step(await work)
         else:
-            assert len(await work) == 4
+            check_step(await work)
 
 
 async def test_validation_loses_nothing() -> None:
@@ -231,10 +231,24 @@ def test_environment_that_hangs_is_given_up_at_the_wall_limit() -> None:
         return group, asyncio.get_running_loop().time()
 
     group, seconds = own_clock.run(work())
-    assert group.retryable and "wall_limit_s = 1800 s" in group.error
+    assert group.retryable and "within 1800 s of work (the longer of wall_limit_s" in group.error
     assert (seconds, Hanging.closed, group.lost_to) == (1800.0, 3, "environment")
     longer = TimedEpisode(Hanging(settings(), {}), 5000.0, wall_limit_s=1800.0)
     assert longer._wall_left_s == 5060.0, "never before the agent's own time is up"
+
+
+def test_episode_that_hangs_in_its_end_is_left() -> None:
+    class Endless(Hanging):
+        async def close(self) -> None:
+            await asyncio.sleep(10**6)
+
+    async def work() -> float:
+        episode = TimedEpisode(Endless(settings(), {}), 100.0)
+        await episode.close()
+        await episode.close()
+        return asyncio.get_running_loop().time()
+
+    assert own_clock.run(work()) == CLOSE_S
 
 
 @pytest.mark.covers("service-16")
@@ -248,7 +262,7 @@ async def test_prompt_that_is_too_long_has_no_reward_and_costs_one_attempt() -> 
         async def roll_out(self, job: GroupJob) -> Group:
             return await (rollouts if job.question.key == "t0" else fine).roll_out(job)
 
-    groups = await require_groups(Both(), jobs(3, 2), min_share=0.5, sleep=no_pause)
+    groups = await require_groups(Both(), jobs(3, 2), keeps_rest=True, sleep=no_pause)
     assert statuses(groups[0]) == ["context_full"] * 2 and not any(item.was_played for item in groups[0].items)
     assert all(len(made.prompt_ids) == 1 and not made.completion_ids for made in groups[0].trajectories)
     assert episodes.opened == {"t0": 2, "t1": 2, "t2": 2}

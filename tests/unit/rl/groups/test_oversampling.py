@@ -112,12 +112,18 @@ def roll_out(wrong: Sequence[int], rule: OverSampling = RULE, **keys: float) -> 
 
 @pytest.mark.covers("service-22")
 @pytest.mark.parametrize(
-    ("wrong", "num_finished"),
-    [([], 6), ([0], 4), ([3], 4), ([4], 5), ([6], 6)],
+    ("wrong", "num_finished", "trained"),
+    [
+        ([], 6, [0, 1, 2, 3]),
+        ([0], 4, [0, 1, 2, 3]),
+        ([3], 4, [0, 1, 2, 3]),
+        ([4], 5, [0, 1, 2, 4]),
+        ([6], 6, [0, 1, 2, 3]),
+    ],
     ids=["equal", "mixed", "mixed at last", "mixed later", "mixed too late"],
 )
 def test_surplus_rollouts_are_cancelled_and_released(
-    wrong: list[int], num_finished: int, monkeypatch: pytest.MonkeyPatch
+    wrong: list[int], num_finished: int, trained: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("treadle.environments.question.runtime.QuestionEpisode", Opened)
     Opened.in_use = Opened.most = 0
@@ -127,9 +133,8 @@ def test_surplus_rollouts_are_cancelled_and_released(
     uses = [one.use for one in group.started]
     assert uses.count("trained") == 4 and uses[num_finished:] == ["cancelled"] * (8 - num_finished)
     assert [one.place for one in group.started if one.place is not None] == list(range(num_finished))
-    kept = {made.session for made in group.trajectories}
-    assert kept == {one.session for one in group.started if one.use == "trained"}
-    assert kept >= set(wrong) if wrong != [6] else True, "the only wrong one is kept"
+    assert [made.session for made in group.trajectories] == trained, "the only wrong one is kept"
+    assert [one.session for one in group.started if one.use == "trained"] == trained
     assert (Opened.most, Opened.in_use) == (8, 0)
 
 
