@@ -39,8 +39,11 @@ def start(configs: tuple[Path, ...], only: tuple[str, ...], overrides: tuple[str
     from treadle.core.config import load_config
     from treadle.core.errors import ConfigError, closest
     from treadle.tasks.config import TreadleConfig
+    from treadle.tasks.planning.secret_checks import check_secrets
 
-    wanted = {one.name: one for one in load_config(TreadleConfig, configs, overrides).companions}
+    config = load_config(TreadleConfig, configs, overrides)
+    check_secrets(config, [one.model_dump(mode="json") for one in config.companions])
+    wanted = {one.name: one for one in config.companions}
     for name in only:
         if name not in wanted:
             raise ConfigError(f"the configuration has no companion {name!r}{closest(name, wanted)}")
@@ -57,18 +60,20 @@ def status(as_json: bool) -> None:
     """Show the companions that are kept running on this machine."""
     from treadle.core.companions.kept import kept_companions
 
-    found = [(one, one.state()) for one in kept_companions()]
+    kept, unreadable = kept_companions()
+    found = [(one, one.state()) for one in kept]
     if as_json:
         click.echo(sanitized_json([_facts(one, state) for one, state in found]))
-        return
-    if not found:
+    elif not found and not unreadable:
         click.echo("none; start those of a configuration with: treadle companions start CONFIG.toml")
-    for one, state in found:
+    for one, state in [] if as_json else found:
         where = f", {one_line(one.settings.ready_url)}" if one.settings.ready_url else ""
         click.echo(
             f"{one.settings.name:<16} {state}, process {one.supervisor.pid}, since {one.started_at}{where}; "
             f"log: {sanitize(one.log)}"
         )
+    if unreadable:
+        raise unreadable[0]
 
 
 @companions.command(short_help="Stop what is kept running.", epilog="Example:  treadle companions stop appworld")

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.companions.readiness import Readiness, answers
 from treadle.core.companions.settings import CompanionSettings
-from treadle.core.companions.start import companions_folder, start_ready
+from treadle.core.companions.start import check_startable, companions_folder, start_ready
 from treadle.core.engines.cache import Notify, cache_lock
 from treadle.core.engines.process import Child
 from treadle.core.errors import ConfigError, EngineError, closest
@@ -113,9 +113,15 @@ class KeptCompanion(BaseModel):
             self.program.end(signal.SIGKILL, _EXTRA_S)
 
 
-def kept_companions() -> list[KeptCompanion]:
-    """Return all companions that are recorded on this machine, by name; raise EngineError for an unreadable record."""
-    return [_read(path) for path in sorted(companions_folder().glob("*.json"))]
+def kept_companions() -> tuple[list[KeptCompanion], list[EngineError]]:
+    """Return all companions that are recorded on this machine, by name, and an error for each unreadable record."""
+    found, unreadable = [], []
+    for path in sorted(companions_folder().glob("*.json")):
+        try:
+            found.append(_read(path))
+        except EngineError as error:
+            unreadable.append(error)
+    return found, unreadable
 
 
 def kept_companion(name: str) -> KeptCompanion | None:
@@ -125,10 +131,16 @@ def kept_companion(name: str) -> KeptCompanion | None:
 
 
 def named_companions(names: tuple[str, ...]) -> list[KeptCompanion]:
-    """Return the recorded companions with these names, or all; raise ConfigError for an unknown name."""
-    known = {one.settings.name: one for one in kept_companions()}
+    """Return the recorded companions with these names, or all.
+
+    Raises ConfigError for an unknown name, EngineError for an unreadable record among those that are meant.
+    """
+    found, unreadable = kept_companions()
+    if not names and unreadable:
+        raise unreadable[0]
+    known = {one.settings.name: one for one in found}
     for name in names:
-        if name not in known:
+        if name not in known and kept_companion(name) is None:
             there = ", ".join(known) or "none"
             raise ConfigError(f"no companion {name!r} is kept running{closest(name, known)}; there are: {there}")
     return [known[name] for name in names or known]
@@ -144,12 +156,7 @@ def keep(settings: CompanionSettings, notify: Notify) -> KeptCompanion | None:
     with _locked(settings.name, notify):
         earlier = kept_companion(settings.name)
         if earlier is not None and earlier.is_alive():
-            if not same_program(earlier.settings, settings):
-                raise EngineError(
-                    f"{settings.title} runs with other settings; stop it: treadle companions stop {settings.name}"
-                )
-            if earlier.state() != "ready":
-                raise not_ready(earlier)
+            check_usable(earlier, settings)
             notify(f"{settings.title} is running already")
             return earlier
         if settings.ready_url is not None and answers(settings.ready_url):
@@ -161,22 +168,41 @@ def keep(settings: CompanionSettings, notify: Notify) -> KeptCompanion | None:
 
 
 def restart(kept: KeptCompanion, notify: Notify) -> KeptCompanion:
-    """Stop a recorded companion and start it again with the same settings."""
+    """Stop a recorded companion and start it again with the same settings.
+
+    If it cannot be started, its record stays, so that this can be repeated.
+    """
     with _locked(kept.settings.name, notify):
+        kept = kept_companion(kept.settings.name) or kept  # Another command may have restarted it meanwhile.
+        check_startable(kept.settings)
         kept.stop()
-        return _start(kept.settings, notify)
+        try:
+            return _start(kept.settings, notify)
+        except BaseException:
+            _write(_path(kept.settings.name), kept)
+            raise
 
 
 def stop(kept: KeptCompanion, notify: Notify) -> None:
     """Stop a recorded companion and delete its record."""
     with _locked(kept.settings.name, notify):
-        kept.stop()
+        (kept_companion(kept.settings.name) or kept).stop()
         _path(kept.settings.name).unlink(missing_ok=True)
 
 
 def absolute(settings: CompanionSettings) -> CompanionSettings:
     """Return the settings with an absolute folder."""
     return settings.model_copy(update={"folder": (settings.folder or Path()).absolute()})
+
+
+def check_usable(kept: KeptCompanion, settings: CompanionSettings) -> None:
+    """Raise EngineError if a companion that is kept running has other settings, or is not ready."""
+    if not same_program(kept.settings, absolute(settings)):
+        raise EngineError(
+            f"{settings.title} is kept running with other settings; stop it: treadle companions stop {settings.name}"
+        )
+    if kept.state() != "ready":
+        raise not_ready(kept)
 
 
 def same_program(one: CompanionSettings, other: CompanionSettings) -> bool:
@@ -209,7 +235,7 @@ def _start(settings: CompanionSettings, notify: Notify) -> KeptCompanion:
 
     path.unlink(missing_ok=True)
     try:
-        # Recorded before it is ready: if this process is killed meanwhile, `stop` finds it.
+        # Recorded before it is ready: if this process is killed while it waits, `stop` finds it.
         start_ready(settings, notify, kept=True, started=record)
     except BaseException:
         path.unlink(missing_ok=True)
@@ -230,6 +256,7 @@ def _path(name: str) -> Path:
 
 def _write(path: Path, kept: KeptCompanion) -> None:
     part = path.with_suffix(".part")
+    part.touch(mode=0o600)
     part.write_bytes(orjson.dumps(kept.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
     part.replace(path)
 
@@ -240,5 +267,5 @@ def _read(path: Path) -> KeptCompanion:
     except (OSError, ValidationError):
         kept = None
     if kept is None or kept.format != FORMAT:
-        raise EngineError(f"{path} cannot be read; end the program that it names, and delete it")
+        raise EngineError(f"the record {path} cannot be read; delete it, and end its program if that still runs")
     return kept

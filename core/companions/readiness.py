@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.companions.settings import CompanionSettings
+from treadle.core.untrusted.sanitize import one_line
 
 PROBE_S = 1.0
 """Longest wait for the answer to one request; a companion that has died is noticed between two of them."""
@@ -19,14 +20,22 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow no redirect: its target may be another server."""
 
 
-def answers(url: str, timeout_s: float = PROBE_S) -> bool:
+def answers(url: str) -> bool:
     """Return whether a GET request is answered with a status 2xx in time; no proxy is used."""
+    return not missing_answer(url)
+
+
+def missing_answer(url: str) -> str:
+    """Return why a GET request gets no answer with a status 2xx in time; empty if it does."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
     try:
-        with opener.open(url, timeout=timeout_s) as response:
-            return bool(200 <= response.status < 300)
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
+        with opener.open(url, timeout=PROBE_S) as response:
+            return "" if 200 <= response.status < 300 else f"{url} answered with status {response.status}"
+    except urllib.error.HTTPError as error:
+        return f"{url} answered with status {error.code}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        return f"{url} did not answer ({one_line(str(reason) or type(error).__name__)})"
 
 
 class LogText:
@@ -59,9 +68,16 @@ class Readiness:
     def __init__(self, settings: CompanionSettings, log: Path) -> None:
         self._url = settings.ready_url
         self._text = LogText(log, settings.ready_text) if settings.ready_text else None
+        self._missing = ""
 
     def is_ready(self) -> bool:
         """Return whether everything that was configured holds now."""
         if self._text is not None and not self._text.found():
-            return False
-        return self._url is None or answers(self._url)
+            self._missing = "it did not print ready_text"
+        else:
+            self._missing = missing_answer(self._url) if self._url is not None else ""
+        return not self._missing
+
+    def why(self) -> str:
+        """Return what was missing when it was last asked."""
+        return self._missing

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from treadle.core.companions.kept import absolute, kept_companion, not_ready, same_program
+from treadle.core.companions.kept import check_usable, kept_companion
 from treadle.core.companions.readiness import answers
 from treadle.core.companions.settings import CompanionSettings
 from treadle.core.companions.start import companions_folder, failed, start_ready
@@ -16,6 +17,7 @@ from treadle.core.engines.process import Child, log_tail
 from treadle.core.errors import EngineError
 
 _WATCH_S = 1.0
+_MISSES = 3
 _held: set[CompanionSettings] = set()
 """Companions that a block of this process holds: a flow that a command calls does not start them again."""
 
@@ -24,9 +26,10 @@ _held: set[CompanionSettings] = set()
 def running_companions(wanted: Sequence[CompanionSettings], notify: Notify) -> Iterator[None]:
     """Run companions during a block: start them in this order, stop them in the reverse one.
 
-    One that is running and ready is used and left alone, unless its `reuse` is false. All others are children of this
-    process: none outlives it, even if it is killed. `notify` gets lines about starts, and one if a companion ends
-    during the block. Raises EngineError if one does not become ready; ConfigError for a missing folder or variable.
+    One that is kept running is used and left alone, and so is a program of others that is ready, unless `reuse` is
+    false. All others are children of this process: none outlives it, even if it is killed. `notify` gets lines about
+    starts, and one if a companion ends during the block. Raises EngineError if one does not become ready, or is kept
+    running with other settings; ConfigError for a missing folder or variable.
     """
     new = [one for one in wanted if one not in _held]
     if not new:
@@ -44,12 +47,25 @@ def running_companions(wanted: Sequence[CompanionSettings], notify: Notify) -> I
         companions.stop()
 
 
+class _Used:
+    """A companion that others run."""
+
+    def __init__(self, title: str, is_there: Callable[[], bool]) -> None:
+        self.title, self._is_there, self._num_missed = title, is_there, 0
+
+    def is_gone(self) -> bool:
+        """Return whether it was missed several times in a row; a busy one may be late once."""
+        self._num_missed = 0 if self._is_there() else self._num_missed + 1
+        return self._num_missed >= _MISSES
+
+
 class _Companions:
     """Companions of a block."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
         self._children: list[Child] = []
+        self._used: list[_Used] = []
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -65,9 +81,9 @@ class _Companions:
 
     def _is_running(self, settings: CompanionSettings) -> bool:
         kept = kept_companion(settings.name)
-        if kept is not None and kept.is_alive() and same_program(kept.settings, absolute(settings)):
-            if kept.state() != "ready":
-                raise not_ready(kept)
+        if kept is not None and kept.is_alive():
+            check_usable(kept, settings)
+            self._used.append(_Used(f"{settings.title}, which was kept running,", kept.is_alive))
             self._notify(f"{settings.title} is kept running; it is used and left running")
             return True
         if settings.ready_url is None or not answers(settings.ready_url):
@@ -76,6 +92,7 @@ class _Companions:
             raise EngineError(
                 f"a program already answers at {settings.ready_url}; stop it, or set reuse of {settings.title}"
             )
+        self._used.append(_Used(f"{settings.title} at {settings.ready_url}", partial(answers, settings.ready_url)))
         self._notify(f"{settings.title} is running already at {settings.ready_url}; it is used and left running")
         return True
 
@@ -86,15 +103,18 @@ class _Companions:
 
     def watch(self) -> None:
         """Report companions that end, from a thread of its own."""
-        if self._children:
+        if self._children or self._used:
             # A flow's log needs the context of the flow run.
             context = contextvars.copy_context()
             self._watcher = threading.Thread(target=context.run, args=(self._watch,), name="companions", daemon=True)
             self._watcher.start()
 
     def _watch(self) -> None:
-        left = list(self._children)
-        while left and not self._ended.wait(_WATCH_S):
+        left, used = list(self._children), list(self._used)
+        while (left or used) and not self._ended.wait(_WATCH_S):
+            for one in [one for one in used if one.is_gone()]:
+                used.remove(one)
+                self._notify(f"warning: {one.title} does not run any more; to share one, use treadle companions start")
             for child in [one for one in left if one.poll() is not None]:
                 left.remove(child)
                 self._notify(

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from treadle.core.config import Section
+from treadle.core.untrusted.secrets import is_secret_name
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(=.*)?", re.DOTALL)
@@ -30,10 +31,11 @@ class CompanionSettings(Section):
     ready_text: str | None = Field(default=None, min_length=1)
     """Text that it prints when it is ready. With `ready_url` as well, both must hold."""
     reuse: bool = True
-    """Use a program that is ready at `ready_url` already, and leave it running; otherwise the run is refused."""
+    """Use a program of others that is ready at `ready_url` already, and leave it running; otherwise the run is refused.
+    What `treadle companions start` keeps running is used in any case."""
     env: tuple[str, ...] = ()
-    """`NAME` passes a variable of Treadle's environment, `NAME=value` sets one. Variables whose names do not look
-    like keys or passwords are passed in any case."""
+    """`NAME` passes a variable of Treadle's environment, `NAME=value` sets one that is no key or password. Variables
+    whose names do not look like those are passed in any case."""
     start_timeout_s: float = Field(default=1800.0, gt=0)
     """Longest time until it is ready, in seconds."""
     stop_timeout_s: float = Field(default=10.0, ge=0)
@@ -76,6 +78,9 @@ class CompanionSettings(Section):
         for entry in value:
             if not _VARIABLE.fullmatch(entry) or "\0" in entry:
                 raise ValueError(f"{entry.partition('=')[0]!r} is neither NAME nor NAME=value")
+            name, separator, _ = entry.partition("=")
+            if separator and is_secret_name(name):
+                raise ValueError(f"{name} is stored with the run; set it in the environment, and pass it as {name!r}")
         return value
 
     @model_validator(mode="after")

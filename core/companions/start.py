@@ -39,16 +39,14 @@ def start_ready(
     the end of its log was shown. `kept`: it outlives this process. `check` is called repeatedly while waiting;
     `started` once, before waiting.
     """
-    folder = (settings.folder or Path()).absolute()
-    if not folder.is_dir():
-        raise ConfigError(f"{settings.title}: its folder {folder} does not exist")
+    folder, environment = check_startable(settings)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     log = companions_folder() / f"{settings.name}-{stamp}-{os.getpid()}.log"
     child = start_child(
         settings.command,
         name=settings.title,
         log_path=log,
-        env=environment_of(settings, os.environ),
+        env=environment,
         cwd=folder,
         grace_s=settings.stop_timeout_s,
         kept=kept,
@@ -61,6 +59,14 @@ def start_ready(
         child.stop()
         raise
     return child
+
+
+def check_startable(settings: CompanionSettings) -> tuple[Path, dict[str, str]]:
+    """Return the folder and the environment of a companion; raise ConfigError if one of them is not there."""
+    folder = (settings.folder or Path()).absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"{settings.title}: its folder {folder} does not exist")
+    return folder, environment_of(settings, os.environ)
 
 
 def environment_of(settings: CompanionSettings, environ: Mapping[str, str]) -> dict[str, str]:
@@ -90,7 +96,9 @@ def _wait(child: Child, settings: CompanionSettings, notify: Notify, check: Call
             return
         now = clock.time()
         if now - began > settings.start_timeout_s:
-            what = f"was not ready within {settings.start_timeout_s:g} s (companions.start_timeout_s)"
+            what = (
+                f"was not ready within {settings.start_timeout_s:g} s (companions.start_timeout_s): {readiness.why()}"
+            )
             raise failed(child, what, notify)
         if now - said > _PROGRESS_S:
             said = now

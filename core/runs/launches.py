@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -19,6 +20,7 @@ from treadle.core.config import digest_json
 from treadle.core.errors import ConfigError
 from treadle.core.runs.records import StoredRecord, as_json, json_round_trip, parse_record
 from treadle.core.runs.run import Run, utc_now
+from treadle.core.untrusted.sanitize import one_line
 from treadle.core.untrusted.secrets import redact
 
 _log = logging.getLogger(__name__)
@@ -81,24 +83,24 @@ def record_launch(run: Run, config: Mapping[str, Any], config_input: str, secret
         return
 
     def clean(text: str) -> str:
-        return redact(text, secret_names)[:_MAX_CHARS]
+        return redact(_utf8(text), secret_names)[:_MAX_CHARS]
 
     record = LaunchRecord(
         run_id=run.run_id,
         started_at=utc_now(),
         host=socket.gethostname(),
         pid=os.getpid(),
-        folder=os.getcwd(),
+        folder=_utf8(str(_working_folder() or "")),
         command=tuple(map(clean, sys.argv)),
         python=platform.python_version(),
         packages=installed_packages(),
         git=tuple(
-            one.model_copy(update={"diff": clean(one.diff)})
+            one.model_copy(update={"diff": clean(one.diff), "folder": _utf8(one.folder)})
             for folder in _checkouts()
             if (one := _git_state(folder)) is not None
         ),
-        sources={str(path): clean(text) for path, text in _sources(plain)},
-        variables=tuple(sorted(os.environ)),
+        sources={_utf8(str(path)): clean(text) for path, text in _sources(plain)},
+        variables=tuple(sorted(map(_utf8, os.environ))),
         config=plain,
         config_input=config_input,
     )
@@ -132,10 +134,22 @@ def installed_packages() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def _utf8(text: str) -> str:
+    """Return a text of the system, which may hold other bytes, as one that can be stored."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _working_folder() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
 def _checkouts() -> list[Path]:
     """Return the checkouts of the working directory and of Treadle."""
     found = []
-    for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
+    for folder in filter(None, (_working_folder(), Path(__file__).resolve().parents[2])):
         top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
         if top is not None and top not in found:
             found.append(top)
@@ -160,6 +174,10 @@ def _git_state(folder: Path) -> GitState | None:
         commit = git("rev-parse", "HEAD").strip()
         diff = git("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD")
         untracked = git("ls-files", "--others", "--exclude-standard").splitlines()
+    except subprocess.CalledProcessError as error:
+        said = one_line(error.stderr.decode(errors="replace").partition("\n")[0])
+        _log.warning("the launch is recorded without the state of %s: git says: %s", folder, said)
+        return None
     except (OSError, subprocess.SubprocessError) as error:
         _log.warning("the launch is recorded without the state of %s: %s", folder, error)
         return None
@@ -170,8 +188,9 @@ def _sources(tree: Any) -> Iterator[tuple[Path, str]]:
     """Yield the files of own classes in a configuration, and their texts."""
     if isinstance(tree, Mapping):
         file = tree.get("code_file")
-        if isinstance(file, str) and (path := Path(file)).is_file():
-            yield path, path.read_text(errors="replace")
+        if isinstance(file, str):
+            with contextlib.suppress(OSError, ValueError):  # The stage that needs it names it.
+                yield (path := Path(file)), path.read_text(errors="replace")
         tree = list(tree.values())
     if isinstance(tree, list):
         for item in tree:

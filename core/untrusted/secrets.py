@@ -56,7 +56,9 @@ _KEY_FORM = re.compile(
     r"(?<![A-Za-z0-9_])(?:" + "|".join(f"(?P<f{n}>{form})" for n, form in enumerate(_KEY_FORMS.values())) + ")"
 )
 _FORM_NAMES = tuple(_KEY_FORMS)
-_URL_WITH_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]{1,20}://[^\s/:@'\"]{0,100}:([^\s/@'\"]{1,200})@", re.IGNORECASE)
+_PRIVATE_KEY = re.compile(r"-----BEGIN ((?:[A-Z]+ )*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
+_URL_WITH_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]{1,20}://[^\s/:@'\"]{0,100}:([^\s/'\"]{1,200})@", re.IGNORECASE)
+"""Up to the last `@`, as passwords may have some of their own."""
 _ACCOUNT_KEY = re.compile(r"(?:\A|;)\s*(?:AccountKey|SharedAccessKey|Password|Pwd)\s*=\s*([^;\s]{8,})", re.IGNORECASE)
 _PLACEHOLDERS = frozenset({"password", "pass", "pw", "secret", "xxx", "***", "..."})
 
@@ -82,11 +84,24 @@ def refuse_secrets(texts: Iterable[str], named: Collection[str] = ()) -> None:
 
 def redact(text: str, named: Collection[str] = ()) -> str:
     """Return a text with each secret that `refuse_secrets` would find replaced by a note of what it was."""
+    text = _PRIVATE_KEY.sub("[a private key]", text)
     for name, value in _secret_values(os.environ, named):
-        if value and _holds(text, value):
-            text = text.replace(value, f"[{name}]")
+        # In a diff, each line of a value has a mark before it.
+        for part in dict.fromkeys([value, *value.splitlines()]):
+            if part and _holds(text, part):
+                text = text.replace(part, f"[{name}]")
     text = _KEY_FORM.sub(lambda match: f"[{form_of_secret(match[0])}]", text)
-    return _URL_WITH_PASSWORD.sub(lambda match: match[0].replace(match[1], "[password]"), text)
+    return _URL_WITH_PASSWORD.sub(_without_password, text)
+
+
+def _without_password(url: re.Match[str]) -> str:
+    start, end = (place - url.start() for place in url.span(1))
+    return url[0] if _is_placeholder(url[1]) else f"{url[0][:start]}[password]{url[0][end:]}"
+
+
+def _is_placeholder(password: str) -> bool:
+    """Return whether it is a word or a variable, as documentation and templates have in the place of a password."""
+    return password.lower() in _PLACEHOLDERS or password.startswith(("$", "{", "<"))
 
 
 def form_of_secret(text: str) -> str | None:
@@ -94,8 +109,7 @@ def form_of_secret(text: str) -> str | None:
     if (match := _KEY_FORM.search(text)) is not None:
         return _FORM_NAMES[int(str(match.lastgroup)[1:])]
     for found in _URL_WITH_PASSWORD.finditer(text):
-        # Documentation and templates have a word or a variable in place of the password.
-        if found[1].lower() not in _PLACEHOLDERS and not found[1].startswith(("$", "{", "<")):
+        if not _is_placeholder(found[1]):
             return "a URL with a password"
     return None
 

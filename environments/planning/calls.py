@@ -76,7 +76,7 @@ class PlannedCalls(EpisodeCalls):
     async def begin(self, task: Task, options: EpisodeOptions, limits: CallLimits) -> tuple[ToolSchema, ...]:
         """See `EpisodeCalls.begin`."""
         self._cache = options.cache
-        self._places = Places(self.filler, options.cache, task.key, {})
+        self._places = Places(self.filler, options.cache, f"{task.key} {options.seed}", {})
         schemas = await EpisodeCalls.begin(self, task, options, limits)
         for record in options.history:
             self._remember(record)

@@ -38,8 +38,9 @@ def recorded_config(path: Path, overrides: Sequence[str]) -> TreadleConfig:
 
     Raises ConfigError if the file cannot be read or this version does not accept it, RunError if it was changed.
     """
+    record = read_launch(path)
     try:
-        return load_config(TreadleConfig, (), overrides, base=read_launch(path).config)
+        return load_config(TreadleConfig, (), overrides, base=record.config)
     except ConfigError as error:
         raise ConfigError(f"{error} (in {path}, or in --set)") from None
 

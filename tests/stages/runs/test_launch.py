@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 from support.runs.command_line import TREADLE, Desk, set_up
 from support.runs.processes import until
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from support.servers.ports import free_port
 
 
 def is_open(port: int) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from treadle.cli.commands.companions import companions
+from treadle.core.companions import kept as kept_module
 from treadle.core.companions.kept import KeptCompanion, ProcessIdentity, keep, kept_companion, kept_companions, stop
 from treadle.core.companions.running import running_companions
 from treadle.core.companions.settings import CompanionSettings
@@ -96,8 +98,56 @@ def test_runs_use_what_is_kept_and_leave_it_running() -> None:
 
 def test_other_settings_under_one_name_are_refused_while_it_runs() -> None:
     keep(program(), print)
-    with pytest.raises(EngineError, match="runs with other settings"):
+    with pytest.raises(EngineError, match="running with other settings"):
         keep(program(env=["COLOUR=red"]), print)
+    with (
+        pytest.raises(EngineError, match="running with other settings; stop it: treadle companions stop desk"),
+        running_companions([program(env=["COLOUR=red"])], print),
+    ):
+        pytest.fail("the block must not begin")
+
+
+def test_what_is_kept_is_used_although_programs_of_others_are_not() -> None:
+    keep(program(), print)
+    said: list[str] = []
+    with running_companions([program(reuse=False)], said.append):
+        assert "kept running" in said[0]
+
+
+def test_one_line_says_that_a_kept_companion_ended_during_the_run() -> None:
+    kept = keep(program(), print)
+    assert kept is not None
+    said, heard = list[str](), threading.Event()
+
+    def notify(line: str) -> None:
+        said.append(line)
+        if line.startswith("warning"):
+            heard.set()
+
+    with running_companions([program()], notify):
+        kept.stop()
+        assert heard.wait(60)
+    assert "desk, which was kept running, does not run any more" in said[-1]
+
+
+def test_restart_that_fails_keeps_the_record_and_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "a")
+    before = keep(program(env=["SOME_TOKEN"]), print)
+    assert before is not None
+    monkeypatch.delenv("SOME_TOKEN")
+    with pytest.raises(ConfigError, match="SOME_TOKEN"):
+        call("restart", "desk")
+    assert states() == {"desk": "ready"} and before.is_alive(), "nothing was stopped"
+    monkeypatch.setenv("SOME_TOKEN", "b")
+    monkeypatch.setattr(kept_module, "start_ready", failing)
+    with pytest.raises(EngineError, match="no process"):
+        call("restart", "desk")
+    assert states() == {"desk": "ended"}
+    monkeypatch.undo()
+
+
+def failing(*_: object, **__: object) -> None:
+    raise EngineError("no process")
 
 
 @pytest.mark.covers("service-24")
@@ -112,7 +162,7 @@ os._exit(3)
 """
     with pytest.raises(EngineError, match="ended with code 3"):
         keep(program(code), print)
-    assert kept_companions() == [] and ProcessIdentity.of(int(pid.read_text())) is None
+    assert kept_companions() == ([], []) and ProcessIdentity.of(int(pid.read_text())) is None
 
 
 def test_number_of_a_recycled_process_gets_no_signal(cache: Path) -> None:
@@ -146,9 +196,21 @@ def test_unreadable_record_is_named(cache: Path) -> None:
     (cache / "companions").mkdir(parents=True)
     path = cache / "companions" / "desk.json"
     path.write_text("{")
-    with pytest.raises(EngineError, match="desk.json cannot be read"):
-        kept_companions()
+    keep(program(name="other"), print)
+    for words in (("status",), ("stop",), ("stop", "desk")):
+        with pytest.raises(EngineError, match="desk.json cannot be read"):
+            call(*words)
+    call("stop", "other")
+    assert kept_companion("other") is None
     path.unlink()
+
+
+def test_record_is_readable_by_its_user_alone(tmp_path: Path, cache: Path) -> None:
+    call("start", config_file(tmp_path, program()))
+    assert (cache / "companions" / "desk.json").stat().st_mode & 0o777 == 0o600
+    call("stop")
+    with pytest.raises(ConfigError, match="OpenAI-style key"):
+        call("start", config_file(tmp_path, program(env=["COLOUR=sk-proj-" + "a1" * 20])))
 
 
 def test_kept_companion_outlives_the_command_that_started_it(tmp_path: Path) -> None:

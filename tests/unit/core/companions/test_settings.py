@@ -36,6 +36,7 @@ def test_command_is_a_list_or_one_line_with_quotes() -> None:
         ({"ready_url": "http://me:pw@x/"}, "companions.0.ready_url"),
         ({"ready_url": None}, "companions.0.*neither ready_url nor ready_text"),
         ({"env": ["A B"]}, "companions.0.env"),
+        ({"env": ["DB_PASSWORD=x"]}, "companions.0.env.*pass it as 'DB_PASSWORD'"),
         ({"start_timeout_s": 0}, "companions.0.start_timeout_s"),
         ({"stop_timeout_s": "long"}, "companions.0.stop_timeout_s"),
     ],

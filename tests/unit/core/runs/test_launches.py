@@ -93,3 +93,37 @@ def test_missing_and_changed_records_are_refused(tmp_path: Path, folder: Path) -
     path.write_text(path.read_text().replace('"seed": 1', '"seed": 2'))
     with pytest.raises(RunError, match="has changed since it was written"):
         read_launch(path)
+
+
+def test_bytes_that_are_no_text_do_not_stop_a_launch(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = os.fsdecode(b"r\xe9")
+    monkeypatch.setattr("sys.argv", ["treadle", odd])
+    monkeypatch.setenv(odd, "x")
+    (inner := folder / odd).mkdir()
+    monkeypatch.chdir(inner)
+    record = launched(tmp_path / "root", {"selection": {"code_file": str(folder)}})
+    assert record.command == ("treadle", "r\ufffd") and "r\ufffd" in record.variables
+    assert record.folder == f"{folder}/r\ufffd" and record.sources == {}
+
+
+def test_folder_that_was_deleted_does_not_stop_a_launch(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := folder / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert launched(tmp_path / "root", {}).folder == ""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_checkout_without_a_commit_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (new := tmp_path / "new").mkdir()
+    monkeypatch.chdir(new)
+    subprocess.run(["git", "init", "-q"], check=True)
+    launched(tmp_path / "root", {})
+    (line,) = [one.getMessage() for one in caplog.records if str(new) in one.getMessage()]
+    assert "git says: fatal" in line and "Command" not in line

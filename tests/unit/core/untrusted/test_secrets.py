@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from treadle.core.errors import ConfigError
-from treadle.core.untrusted.secrets import form_of_secret, is_secret_name, refuse_secrets
+from treadle.core.untrusted.secrets import form_of_secret, is_secret_name, redact, refuse_secrets
 
 ROOT = Path(__file__).resolve().parents[4]
 _SOME = random.Random(7)
@@ -147,3 +147,18 @@ def test_explicitly_named_variable_is_secret(monkeypatch: pytest.MonkeyPatch) ->
     refuse_secrets(["found-in-a-mail"])
     with pytest.raises(ConfigError, match="SEARCH_ONE"):
         refuse_secrets(["found-in-a-mail"], named={"SEARCH_ONE"})
+
+
+def test_redacted_text_keeps_all_but_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "first-line-of-it\nsecond-line-of-it")
+    body = "\n".join(f"+MIIEsecretbody{number}" for number in range(3))
+    pem = "-----BEGIN RSA PRIVATE KEY-----\n{}\n+-----END RSA PRIVATE KEY-----"
+    for text, expected in (
+        (f"-old\n+{pem.format(body)}\n after", "-old\n+[a private key]\n after"),
+        (f"{pem.format(body)[:60]}", "[a private key]"),
+        ("+first-line-of-it\n+second-line-of-it", "+[MY_API_KEY]\n+[MY_API_KEY]"),
+        ("http://u:p@h/p", "http://u:[password]@h/p"),
+        ("redis://:p@ss0rd1@h/ and http://a:8080/b@c", "redis://:[password]@h/ and http://a:8080/b@c"),
+        ("http://user:password@h http://user:$PW@h", "http://user:password@h http://user:$PW@h"),
+    ):
+        assert redact(text) == expected
