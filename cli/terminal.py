@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from treadle.core.runs.stage import Progress
 from treadle.core.untrusted.sanitize import one_line
-from treadle.tasks.progress_tracker import ProgressTracker, duration
+from treadle.core.figures import duration
+from treadle.tasks.progress_tracker import ProgressTracker
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -16,7 +16,7 @@ from treadle.demo.demos import DEMOS, NUM_DOCUMENTS
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.world_files import write_world
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.progress_tracker import duration
+from treadle.core.figures import duration
 
 ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 3), "trl": ("TRL", 2)}
 """Engine -> its name and the maximum number of minutes that its installation takes on two cores."""

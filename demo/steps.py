@@ -10,7 +10,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
-from treadle.tasks.progress_tracker import duration
+from treadle.core.figures import duration
 
 
 @dataclass(frozen=True, slots=True)

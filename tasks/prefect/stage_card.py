@@ -16,7 +16,7 @@ from treadle.core.runs.run import Run
 from treadle.report.layout import headline_table, summary_lines
 from treadle.tasks.page.cost import role_usages, seconds_of, usage_table
 from treadle.tasks.page.sources import PageRun
-from treadle.tasks.progress_tracker import duration
+from treadle.core.figures import duration
 from treadle.tasks.summaries.report_tables import imported_lines
 from treadle.tasks.summaries.stage_report import stage_report
 
