@@ -31,9 +31,11 @@ class GroupScorer:
         live: Shows what this process does, the servers that the reward rule asks included.
     """
 
-    def __init__(self, plan: RlPlan, scorers: OpenScorers, environments: Environments, live: LiveRollouts) -> None:
+    def __init__(
+        self, plan: RlPlan, scorers: OpenScorers, environments: Environments, live: LiveRollouts | None = None
+    ) -> None:
         """Use the open scorers of the run."""
-        self.live = live
+        self.live = live or LiveRollouts()
         self._plan = plan
         self._scorers = scorers
         self._environments = environments

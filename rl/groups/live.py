@@ -166,7 +166,7 @@ class LiveRollouts:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             (new := self._path.with_suffix(".new")).write_text(json.dumps(asdict(self.status())), encoding="utf-8")
             new.replace(self._path)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - rules of users are asked for their servers
             _log.debug("the status of the training cannot be written: %s", error)
 
     def _write_repeatedly(self) -> None:
