@@ -50,7 +50,7 @@ work_options = options_object(
     click.option(
         "--allow-changes",
         is_flag=True,
-        help="Continue a run although the configuration would give other results; what the changes affect is made again.",
+        help="Let the configuration of an existing run change; what the changes affect is made again.",
     ),
 )
 """Options of commands that run stages, passed to them as `WorkOptions`."""

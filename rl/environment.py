@@ -63,7 +63,8 @@ class OpenEnvironment:
     ) -> GroupRollouts:
         """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any.
 
-        `live` shows them while they are rolled out. A prompt of more than `max_prompt_tokens` ends its trajectory before the first turn.
+        `live` shows them while they are rolled out. A prompt of more than `max_prompt_tokens` ends its trajectory
+        before the first turn.
         """
         limits = replace(engine.limits, max_prompt_tokens=max_prompt_tokens)
         return GroupRollouts(

@@ -34,9 +34,10 @@ def create_or_open_run(
     """Create a run, or resume one made with the same semantic configuration; `schema` describes both.
 
     Raises RunError listing the keys that differ, unless the run has no results yet or `allow_changes`: then it takes
-    the new configuration, and results that were made with other settings are not current any more. Differences in operational keys and revisable sections, and items added to growing lists and tables,
-    are accepted, unless an instance is running with other semantic settings. If the resolved configuration has changed,
-    it is stored, and the user's file with it unless that is empty.
+    the new configuration, and results that were made with other settings are not current any more. Differences in
+    operational keys and revisable sections, and items added to growing lists and tables, are accepted in any case.
+    Nothing is while an instance is running with other semantic settings. If the resolved configuration has changed, it
+    is stored, and the user's file with it unless that is empty.
     """
     storage, key = open_storage(root), f"runs/{checked_id(run_id)}/run.json"
     before = storage.get(key)
@@ -103,12 +104,12 @@ def _refusal(run: Run, differences: Sequence[str]) -> LockedConfig:
     if len(edited) == len(differences):
         places = " and ".join(edited)
         return LockedConfig(
-            f"the code of {places} was edited since run {run.run_id} began; choose a new run id, undo it, or make again "
-            f"what it affects: {ALLOW_CHANGES}"
+            f"the code of {places} was edited since run {run.run_id} began; choose a new run id, undo it, or make "
+            f"again what it affects: {ALLOW_CHANGES}"
         )
     shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
     return LockedConfig(
         f"run {run.run_id} was made with another configuration ({shown}); "
-        f"choose a new run id, resume with the configuration in {run.key('config.json')}, or make again what the "
-        f"changes affect: {ALLOW_CHANGES}"
+        f"choose a new run id, resume with the configuration in {run.key('config.json')}, or make again what "
+        f"the changes affect: {ALLOW_CHANGES}"
     )

@@ -73,8 +73,9 @@ def step_text(status: ProcessStatus, num_steps: int) -> str:
 
 
 def _counts_text(counts: RolloutCounts) -> str:
-    others = {"running": counts.running, "queued": counts.queued, "failed": counts.failed, "cancelled": counts.cancelled}
-    told = "".join(f", {number:,} {name}" for name, number in others.items() if number)
+    told = "".join(
+        f", {number:,} {name}" for name in ("running", "queued", "failed", "cancelled") if (number := getattr(counts, name))
+    )
     return f"{counts.finished:,} of {counts.num_open + counts.num_ended:,} rollouts finished{told}"
 
 

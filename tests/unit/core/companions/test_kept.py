@@ -168,7 +168,7 @@ os._exit(3)
 
 def test_command_that_is_killed_before_it_has_a_record_leaves_no_process(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); print('ready', flush=True); time.sleep(600)"
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     killed = f"""
 import os, pathlib, sys, time
 from treadle.core.companions import kept

@@ -134,10 +134,10 @@ def test_files_of_processes_are_added_up_and_reported_once(tmp_path: Path) -> No
     assert (whole.step, whole.rollouts, whole.elapsed_s, whole.usual_s, whole.tokens) == (
         3, RolloutCounts(running=1, finished=2), 5.0, 9.0, 31,
     )  # fmt: skip
-    assert dict(((model, state.url), (state.health, state.answered, state.errors)) for model, state in whole.servers) == {
-        ("rl.reward", "http://one/v1"): ("down", 7, {"connect": 2}),
-        ("rl.reward", "http://two/v1"): ("trial", 1, {}),
-    }
+    assert [(model, state.url, state.health, state.answered, state.errors) for model, state in whole.servers] == [
+        ("rl.reward", "http://one/v1", "down", 7, {"connect": 2}),
+        ("rl.reward", "http://two/v1", "trial", 1, {}),
+    ]
 
 
 def test_stage_passes_on_what_the_processes_write(tmp_path: Path) -> None:
