@@ -73,9 +73,8 @@ def step_text(status: ProcessStatus, num_steps: int) -> str:
 
 
 def _counts_text(counts: RolloutCounts) -> str:
-    told = "".join(
-        f", {number:,} {name}" for name in ("running", "queued", "failed", "cancelled") if (number := getattr(counts, name))
-    )
+    numbers = {name: getattr(counts, name) for name in ("running", "queued", "failed", "cancelled")}
+    told = "".join(f", {number:,} {name}" for name, number in numbers.items() if number)
     return f"{counts.finished:,} of {counts.num_open + counts.num_ended:,} rollouts finished{told}"
 
 
