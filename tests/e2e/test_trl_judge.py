@@ -55,9 +55,10 @@ def write_rows(folder: RlFolder) -> None:
 
 def make_plan(judges: list[JudgeProcess], **options: Any) -> RlPlan:
     endpoints = [{"url": judge.url} for judge in judges]
-    model = {"model": "scripted", "endpoints": endpoints, "probe_base_s": 0.1, "probe_max_s": 0.2}
+    model = {"model": "scripted", "endpoints": endpoints, "probe_base_s": 0.5, "probe_max_s": 0.5}
     reward = {"type": "judge", "model": model}
-    return trl_jobs.make_plan(NUM_ROWS, reward=reward, learning_rate=1e-3, **options)
+    sizes = {"prompts_per_step": 1, "mini_batch_prompts": 1}
+    return trl_jobs.make_plan(NUM_ROWS, reward=reward, learning_rate=1e-3, **sizes, **options)
 
 
 def job_of(policy: Path) -> EngineJob:
@@ -79,8 +80,8 @@ class Watcher(RlProgress):
 
     def step(self, step: RlStep) -> None:
         super().step(step)
-        if step.step == 1:
-            self.was_frozen = self._frozen.is_frozen()
+        if self._frozen.is_frozen():
+            self.was_frozen = True
             self._frozen.thaw()
 
 
@@ -93,18 +94,18 @@ def test_judge_that_freezes_in_a_step_is_replaced_by_another_and_comes_back(
         seen = Watcher(tmp_path, one)
         listener = Listener(begin=seen.begin, step=seen.step, live=seen.live)
         done = reinforce(folder, make_plan([one, two]), job_of(policy), EngineOptions(variant="cpu"), listener)
-        assert seen.was_frozen, "the first step ended with the other judge alone"
+        assert seen.was_frozen, "a step ended with the other judge alone"
         last = {server.url: server for server in seen.shown[-2].model_servers}  # No process runs at the very end.
         cases = Counter([*one.cases, *two.cases])
-    assert len(done.steps) == 8 and all(step.num_rollouts == 8 for step in done.steps)
-    down = [server for shown in seen.shown for server in shown.model_servers if server.health == "down"]
-    assert {server.url for server in down} == {one.url} and down[0].errors["silence"] == 1
+    assert len(done.steps) == 16 and all(step.num_rollouts == 4 for step in done.steps)
+    shown = [server for status in seen.shown for server in status.model_servers if server.url == one.url]
+    assert any(server.health == "down" and server.errors.get("silence") for server in shown)
     assert last[one.url].health == "healthy" and last[one.url].answered > 0, "it is asked again"
     # What it held when it froze was judged by both, and counts where the answer was taken.
     assert last[one.url].answered + last[two.url].answered == len(cases) and max(cases.values()) == 2
     texts = [shown.doing for shown in seen.shown if shown.doing]
-    assert all("of 8 rollouts finished" in text for text in texts)
-    assert {"step 1 of 8", "step 8 of 8"} <= {text.partition(":")[0] for text in texts}
+    assert all("of 4 rollouts finished" in text for text in texts)
+    assert {"step 1 of 16", "step 16 of 16"} <= {text.partition(":")[0] for text in texts}
 
 
 def over_sampled_rows(folder: RlFolder) -> dict[str, bytes]:
@@ -117,7 +118,7 @@ def over_sampled_rows(folder: RlFolder) -> dict[str, bytes]:
 def test_over_sampled_training_killed_in_a_step_pays_for_nothing_twice(
     folder: RlFolder, policy: Path, tmp_path: Path
 ) -> None:
-    options = {"group_size": 2, "prompts_per_step": 1, "mini_batch_prompts": 1, "max_steps": 6}
+    options = {"group_size": 2, "max_steps": 6}
     with judge_process(tmp_path / "judge.log") as judge:
         plan = make_plan([judge], oversample=3.0, audit_share=0.3, **options)
         (folder.path / "given.json").write_text(plan.to_json())
