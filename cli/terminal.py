@@ -7,9 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from treadle.core.figures import duration
 from treadle.core.runs.stage import Progress
 from treadle.core.untrusted.sanitize import one_line
-from treadle.core.figures import duration
 from treadle.tasks.progress_tracker import ProgressTracker
 
 if TYPE_CHECKING:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from treadle.core.figures import duration
+
 Fact = str | int | float
 
 _FIRST_UNITS, _FIRST_SHARE = 10, 0.05

@@ -85,6 +85,4 @@ def print_plan(
     elif changed:
         print_keys("keys that differ from those of the run:", changed)
     if refused and not allow_changes:
-        click.echo(
-            "\nthe run refuses these changes, because they change results; use a new run id, or --allow-changes"
-        )
+        click.echo("\nthe run refuses these changes, because they change results; use a new run id, or --allow-changes")

@@ -141,7 +141,7 @@ def test_accepted_changes_replace_the_configuration_unless_something_runs(tmp_pa
     with pytest.raises(RunError, match=r"\(a: 1 -> 2\).*--allow-changes"):
         resume(allow_changes=False)
     with hold(run.storage.directory(run.key(f"locks/{Address(1, 'scores')}.lock")), "it"):
-        run.write_attempt(attempt_of("1/scores").model_copy(update={"state": "running"}))
+        run.write_attempt(attempt_of("1/scores").model_copy(update={"state": "running", "number": 2}))
         with pytest.raises(RunError, match="in progress with other settings"):
             resume(allow_changes=True)
     changed = resume(allow_changes=True)

@@ -8,8 +8,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from support.servers import own_clock
-from support.training.scripted_groups import ALONE, ANSWER, SEARCH, ScriptedGenerator, StubTool, WordCodec, job
-from support.training.scripted_groups import make_rollouts, num_results
+from support.training.scripted_groups import (
+    ALONE,
+    ANSWER,
+    SEARCH,
+    ScriptedGenerator,
+    StubTool,
+    WordCodec,
+    job,
+    make_rollouts,
+    num_results,
+)
 
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.types import Completion, CompletionRequest, EndpointState
@@ -31,9 +40,7 @@ class Paced(ScriptedGenerator):
     def __init__(self, lost: tuple[int, ...] = ()) -> None:
         super().__init__(WordCodec(), lambda context, _: SEARCH if num_results(context) == 0 else ANSWER)
         self.lost = lost
-        self.numbers = {
-            derive_seed(derive_seed(1, number), turn): number for number in range(6) for turn in range(2)
-        }
+        self.numbers = {derive_seed(derive_seed(1, number), turn): number for number in range(6) for turn in range(2)}
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
         number = self.numbers[request.seed]
