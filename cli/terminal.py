@@ -7,9 +7,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from treadle.core.figures import duration
 from treadle.core.runs.stage import Progress
 from treadle.core.untrusted.sanitize import one_line
-from treadle.tasks.progress_tracker import ProgressTracker, duration
+from treadle.tasks.progress_tracker import ProgressTracker
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -26,6 +26,7 @@ class WorkOptions:
     with_prefect: bool
     accept_failures: bool
     force: bool
+    allow_changes: bool
 
 
 work_options = options_object(
@@ -45,6 +46,11 @@ work_options = options_object(
     ),
     click.option(
         "--force", is_flag=True, help="Run again even if nothing changed (`run`: equal work once; imports are kept)."
+    ),
+    click.option(
+        "--allow-changes",
+        is_flag=True,
+        help="Let the configuration of an existing run change; what the changes affect is made again.",
     ),
 )
 """Options of commands that run stages, passed to them as `WorkOptions`."""

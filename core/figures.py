@@ -89,3 +89,11 @@ def _line(row: Sequence[str], width: Sequence[int], num_names: int) -> str:
     sized = enumerate(zip(row, width, strict=True))
     padded = (cell.ljust(size) if index < num_names else cell.rjust(size) for index, (cell, size) in sized)
     return f"| {' | '.join(padded)} |"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as in `40 s`, `7 min`, `2.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:,.1f} h"

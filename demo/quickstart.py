@@ -10,13 +10,13 @@ from pathlib import Path
 from treadle.core.config import load_config
 from treadle.core.engines.cache import Notify, cache_root
 from treadle.core.engines.environments import choose_variant, install, is_installed, lock_fact
+from treadle.core.figures import duration
 from treadle.core.runs.run import list_runs
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.demos import DEMOS, NUM_DOCUMENTS
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.world_files import write_world
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.progress_tracker import duration
 
 ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 3), "trl": ("TRL", 2)}
 """Engine -> its name and the maximum number of minutes that its installation takes on two cores."""

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from treadle.core.figures import duration
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
-from treadle.tasks.progress_tracker import duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.types import EnvironmentRuntime, Resources
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.live import LiveRollouts
 from treadle.rl.groups.rollout import GroupRollouts
 
 T = TypeVar("T")
@@ -58,10 +59,12 @@ class OpenEnvironment:
         max_prompt_tokens: float = math.inf,
         membership: BatchMembership | None = None,
         wall_limit_s: float = math.inf,
+        live: LiveRollouts | None = None,
     ) -> GroupRollouts:
         """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any.
 
-        A prompt of more than `max_prompt_tokens` ends its trajectory before the first turn.
+        `live` shows them while they are rolled out. A prompt of more than `max_prompt_tokens` ends its trajectory
+        before the first turn.
         """
         limits = replace(engine.limits, max_prompt_tokens=max_prompt_tokens)
         return GroupRollouts(
@@ -73,6 +76,7 @@ class OpenEnvironment:
             max_samples=self.settings.context.max_samples,
             membership=membership or BatchMembership(),
             wall_limit_s=wall_limit_s,
+            live=live or LiveRollouts(),
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from treadle.core.figures import duration
+
 Fact = str | int | float
 
 _FIRST_UNITS, _FIRST_SHARE = 10, 0.05
@@ -57,11 +59,3 @@ class ProgressTracker:
             else f"{name.replace('_', ' ')} {value}"
             for name, value in self._facts.items()
         ]
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as in `40 s`, `7 min`, `2.5 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:,.1f} h"

@@ -19,7 +19,8 @@ from treadle.agent.jobs.status import Rate, ServerRates, reporting
 from treadle.agent.metering import TokenBudget
 from treadle.agent.model_sessions import ModelSessions
 from treadle.core.errors import EndpointUnavailable, JobsPending, StageFailed
-from treadle.core.runs.model_servers import write_model_servers
+from treadle.core.runs.live_status import write_live_status
+from treadle.core.runs.records import LiveStatus
 from treadle.core.runs.stage import StageContext, WorkResult
 
 
@@ -90,9 +91,11 @@ class JobStage(ABC, Generic[T_Job]):
 
     def _report_status(self, sessions: ModelSessions) -> None:
         now_s = asyncio.get_running_loop().time()
-        rate = self._rate.per_s(now_s, self._budget.sampled_tokens)
-        self._context.progress.advance(0, **self._job_runner.status(), tokens_per_s=round(rate))
-        write_model_servers(self._context.scratch, self._servers.statuses(sessions.endpoint_states(), now_s))
+        rate, jobs = self._rate.per_s(now_s, self._budget.sampled_tokens), self._job_runner.status()
+        self._context.progress.advance(0, **jobs, tokens_per_s=round(rate))
+        doing = ", ".join(f"{number:,} {self.NOUN} {name}" for name, number in jobs.items() if number)
+        servers = self._servers.statuses(sessions.endpoint_states(), now_s)
+        write_live_status(self._context.scratch, LiveStatus(doing=doing, model_servers=tuple(servers)))
 
     def check_pending(self) -> int:
         """Return the number of pending jobs, once the work is over and if the user accepts failures.

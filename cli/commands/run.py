@@ -85,7 +85,9 @@ def _show_plan(
     config = with_run_defaults(config, asked.root, run_id, ask=False)
     instances = flow_instances(config)
     part = flow_part(instances, asked.root, run_id, start_from, without)
-    print_plan(config, instances, asked.root, run_id, asked.force, asked.as_json, part)
+    print_plan(
+        config, instances, asked.root, run_id, asked.force, asked.as_json, part, allow_changes=asked.allow_changes
+    )
     if problem := web_problem(config):
         say(f"warning: {problem}")
 
@@ -111,7 +113,7 @@ def _run_part(
     part = flow_part(flow_instances(config), root, run_id, start_from, without)
     for line in part.lines():
         say(line)
-    opened = open_run(root, run_id, config, asked.configs)
+    opened = open_run(root, run_id, config, asked.configs, allow_changes=asked.allow_changes)
     if as_flow:
         given: dict[str, Any] = {"config": config, "root": str(root), "start_from": start_from, "without": without}
         with shown_flow_run(view):
@@ -153,7 +155,16 @@ def stage(asked: WorkOptions, address: str, run_id: str, retry: tuple[str, ...])
 
         config = with_run_defaults(config, root, run_id, ask=False)
         wanted = instance(config, Address.parse(address))
-        print_plan(config, [wanted], root, run_id, force, asked.as_json, by_name=True)
+        print_plan(
+            config,
+            [wanted],
+            root,
+            run_id,
+            force,
+            asked.as_json,
+            by_name=True,
+            allow_changes=asked.allow_changes,
+        )
         return
     as_flow = prefect_wanted(asked.with_prefect, config)
     view = ProgressView(quiet=asked.as_json)
@@ -181,7 +192,7 @@ def _run_stage(
     root, force = asked.root, asked.force
     config = with_run_defaults(config, root, run_id)
     wanted = instance(config, Address.parse(address))
-    opened = open_run(root, run_id, config, asked.configs)
+    opened = open_run(root, run_id, config, asked.configs, allow_changes=asked.allow_changes)
     if as_flow:
         given: dict[str, Any] = {"config": config, "root": str(root), "retry": retry}
         with shown_flow_run(view):

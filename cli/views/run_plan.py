@@ -34,10 +34,11 @@ def print_plan(
     part: FlowPart | None = None,
     *,
     by_name: bool = False,
+    allow_changes: bool = False,
 ) -> None:
     """Print what a run would do: each instance and why, its estimated usage, and keys that are set or changed.
 
-    `part`: the instances that would run, if not all; `by_name`: see `plan`.
+    `part`: the instances that would run, if not all; `by_name`: see `plan`; `allow_changes`: it takes changed keys.
     """
     made = part.instances if part is not None else None
     steps = plan(instances, root, run_id, part=made, force=force, by_name=by_name)
@@ -83,5 +84,5 @@ def print_plan(
             print_scorer(name, scorer)
     elif changed:
         print_keys("keys that differ from those of the run:", changed)
-    if refused:
-        click.echo("\nthe run refuses these changes, because they change results; use a new run id")
+    if refused and not allow_changes:
+        click.echo("\nthe run refuses these changes, because they change results; use a new run id, or --allow-changes")

@@ -96,7 +96,13 @@ def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) 
     styles = {_state_text(status): _STATE_STYLES.get(status.state, "") for status in statuses}
     figures = Figures(f"run {run.run_id}", header, rows, num_names=len(header))
     table = terminal_table(figures, unwrapped=range(4), styles=styles)
-    return Group(table, *_server_tables(statuses), *_troubles(run, statuses), *_cut_off(run, statuses, forced))
+    now = (*_doing(statuses), *_server_tables(statuses))
+    return Group(table, *now, *_troubles(run, statuses), *_cut_off(run, statuses, forced))
+
+
+def _doing(statuses: Sequence[InstanceStatus]) -> list[Text]:
+    """Return a line per running stage that says what it does."""
+    return [Text(f"\n{status.address}: {one_line(status.doing)}") for status in statuses if status.doing]
 
 
 def _server_tables(statuses: Sequence[InstanceStatus]) -> list[Table]:

@@ -12,12 +12,9 @@ from treadle.core.companions.settings import CompanionSettings
 from treadle.core.engines.cache import Notify, cache_root
 from treadle.core.engines.process import Child, log_tail, start_child
 from treadle.core.errors import ConfigError, EngineError
-from treadle.core.steady_loop import SteadyClock
 from treadle.core.untrusted.secrets import is_secret_name
 
 _TAIL_LINES = 50
-_POLL_S = 0.25
-_PROGRESS_S = 10.0
 
 
 def companions_folder() -> Path:
@@ -49,12 +46,24 @@ def start_ready(
         env=environment,
         cwd=folder,
         grace_s=settings.stop_timeout_s,
-        kept=kept,
     )
     try:
         started(child)
+        if kept:
+            # Not before: a process of which there is no record would never be stopped.
+            child.keep()
         notify(f"starting {settings.title}; log: {log}")
-        _wait(child, settings, notify, check)
+        readiness = Readiness(settings, log)
+
+        def is_ready(left_s: float) -> bool:
+            check()
+            return readiness.is_ready()
+
+        def failure(what: str) -> EngineError:
+            why = f": {readiness.why()}" if readiness.why() and child.poll() is None else ""
+            return failed(child, f"{what}{why}", notify)
+
+        child.wait_until(is_ready, settings.start_timeout_s, notify, " (companions.start_timeout_s)", failure)
     except BaseException:
         child.stop()
         raise
@@ -79,30 +88,6 @@ def environment_of(settings: CompanionSettings, environ: Mapping[str, str]) -> d
         given[name] = value if separator else environ[name]
     # Its log would otherwise be buffered, and a text of readiness in it late.
     return {"PYTHONUNBUFFERED": "1", **given}
-
-
-def _wait(child: Child, settings: CompanionSettings, notify: Notify, check: Callable[[], None]) -> None:
-    # Time during which this process was stopped does not count: the companion may have been stopped with it.
-    clock = SteadyClock(max_step_s=30.0)
-    readiness = Readiness(settings, child.log_path)
-    began = said = clock.time()
-    while True:
-        ready = readiness.is_ready()
-        # After the request: another program may answer at the address of one that has ended.
-        if (code := child.wait(0 if ready else _POLL_S)) is not None:
-            raise failed(child, f"ended with code {code} before it was ready", notify)
-        check()
-        if ready:
-            return
-        now = clock.time()
-        if now - began > settings.start_timeout_s:
-            what = (
-                f"was not ready within {settings.start_timeout_s:g} s (companions.start_timeout_s): {readiness.why()}"
-            )
-            raise failed(child, what, notify)
-        if now - said > _PROGRESS_S:
-            said = now
-            notify(f"  {settings.title} is still starting after {now - began:.0f} s")
 
 
 def failed(child: Child, what: str, notify: Notify) -> EngineError:

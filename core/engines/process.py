@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)?")
 _TAIL_BYTES = 16_384
 _PROGRESS_S = 10.0
+_POLL_S = 0.25
 PROBE_S = 60.0
 """Longest time that a server gets to answer one request of a check."""
 
@@ -51,26 +53,43 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def wait_until(self, is_ready: Callable[[float], bool], limit_s: float, notify: Notify, limit: str = "") -> None:
+    def wait_until(
+        self,
+        is_ready: Callable[[float], bool],
+        limit_s: float,
+        notify: Notify,
+        limit: str = "",
+        failure: Callable[[str], EngineError] | None = None,
+    ) -> None:
         """Wait until `is_ready`, which gets the seconds left, returns True; raise EngineError if the child does not.
 
-        `limit` names the setting of the limit in the message.
+        `limit` names the setting of the limit in the message; `failure` makes the error from what happened.
         """
+        failure = failure or self.failure
         # Time during which this process was stopped does not count: the child may have been stopped with it.
         clock = SteadyClock(max_step_s=2 * PROBE_S)
         started = said = clock.time()
         while True:
-            if self.poll() is not None:
-                raise self.failure(f"ended with code {self.poll()} before it answered")
+            ready = is_ready(limit_s - (clock.time() - started))
+            # After the request: another program may answer at the address of one that has ended.
+            if (code := self.wait(0 if ready else _POLL_S)) is not None:
+                raise failure(f"ended with code {code} before it was ready")
+            if ready:
+                return
             now = clock.time()
             if now - started > limit_s:
-                raise self.failure(f"did not answer within {limit_s:.0f} s{limit}")
+                raise failure(f"was not ready within {limit_s:g} s{limit}")
             if now - said > _PROGRESS_S:
                 said = now
-                notify(f"  still starting after {now - started:.0f} s")
-            if is_ready(limit_s - (now - started)):
-                return
-            self.wait(0.25)
+                notify(f"  {self.name} is still starting after {now - started:.0f} s")
+
+    def keep(self) -> None:
+        """Let it outlive this process; call it once there is a record by which it can be found."""
+        pipe = self._supervisor.stdin
+        if pipe is not None:
+            self._supervisor.stdin = None
+            with contextlib.suppress(BrokenPipeError), pipe:  # It may have ended.
+                pipe.write(b"k")
 
     def stop(self) -> int:
         """Stop it and all its descendants: SIGTERM, then SIGKILL after the grace period; return the exit code."""
@@ -98,9 +117,8 @@ def start_child(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     grace_s: float = 5.0,
-    kept: bool = False,
 ) -> Child:
-    """Start a command that cannot outlive this process, even if this one is killed by SIGKILL, unless it is `kept`.
+    """Start a command that cannot outlive this process, even if this one is killed by SIGKILL; see also `Child.keep`.
 
     `env` is the whole environment of the command (default: ours). Without `cwd` it runs in an empty folder, where no
     stray file can be imported instead of a module. Standard output and error are appended to `log_path`. Raise
@@ -110,7 +128,7 @@ def start_child(
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
-            supervisor = _spawn(argv, env, folder, log, grace_s, 0 if kept else os.getpid())
+            supervisor = _spawn(argv, env, folder, log, grace_s)
     except OSError as error:
         raise EngineError(f"cannot start {name}: {error}") from error
     if supervisor.stdout is None:
@@ -125,11 +143,11 @@ def start_child(
 
 
 def _spawn(
-    argv: Sequence[str], env: Mapping[str, str] | None, cwd: Path, log: IO[bytes], grace_s: float, parent: int
+    argv: Sequence[str], env: Mapping[str, str] | None, cwd: Path, log: IO[bytes], grace_s: float
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-S", "-E", "-I", str(_SUPERVISOR), str(grace_s), str(parent), *argv],
-        stdin=subprocess.PIPE if parent else subprocess.DEVNULL,
+        [sys.executable, "-S", "-E", "-I", str(_SUPERVISOR), str(grace_s), str(os.getpid()), *argv],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
         cwd=cwd,

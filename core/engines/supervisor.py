@@ -6,9 +6,9 @@ closes, for whatever reason (including `kill -9` of the parent), it sends SIGTER
 most a second if the parent has ended), and then kills every descendant, even if it forked or changed its session, until
 none is left.
 
-Arguments: grace in seconds, pid of the parent, command... Parent 0 stands for none: then only SIGTERM, SIGINT or SIGHUP
-stop the engine, and standard input is not watched. Standard input is the pipe, standard output takes one JSON
+Arguments: grace in seconds, pid of the parent, command... Standard input is the pipe, standard output takes one JSON
 line (`{"pid": n}` or `{"error": text}`), standard error is the log. Exits with the engine's code, 128 + n for signal n.
+Anything written to the pipe lets the engine outlive the parent: then only SIGTERM, SIGINT or SIGHUP stop it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> int:
     child = _start(command)
     if child is None:
         return 127
-    status = _watch(child, parent, wake, stopping)
+    status, parent = _watch(child, parent, wake, stopping)
     if status is None:
         status = _terminate(child, parent, grace_s)
     kill_descendants()
@@ -108,20 +108,26 @@ def _start(command: list[str]) -> int | None:
     return pid
 
 
-def _watch(child: int, parent: int, wake: int, stopping: list[int]) -> int | None:
-    """Wait for the engine's end (return its wait status) or for the order to stop (return None)."""
+def _watch(child: int, parent: int, wake: int, stopping: list[int]) -> tuple[int | None, int]:
+    """Wait for the engine's end or for the order to stop.
+
+    Return the engine's wait status, None if it has to be stopped; and the parent that it depends on, 0 if none.
+    """
     while True:
         status = _reap(child)
         if status is not None:
-            return status
+            return status, parent
+        # Before the parent's end is looked at: it may have let the engine go and ended since.
+        if parent and select.select([0], [], [], 0)[0]:
+            if not os.read(0, 4096):
+                return None, parent
+            parent = 0
         # A process that was forked from the parent may keep the pipe open after it ends, so check the pid as well.
         if stopping or _is_orphan(parent):
-            return None
+            return None, parent
         ready, _, _ = select.select([0, wake] if parent else [wake], [], [], _POLL_S)
         if wake in ready:
             os.read(wake, 4096)
-        if 0 in ready and not os.read(0, 4096):
-            return None
 
 
 def _is_orphan(parent: int) -> bool:

@@ -172,10 +172,15 @@ def write_rows(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
 
 
 def follow(
-    child: Child, events: EventLog[Any], stall_timeout_s: float, on_event: Callable[[dict[str, Any]], None]
+    child: Child,
+    events: EventLog[Any],
+    stall_timeout_s: float,
+    on_event: Callable[[dict[str, Any]], None],
+    on_poll: Callable[[], None] = lambda: None,
 ) -> int:
     """Wait for the end of a training process and pass on its events as they arrive; return its exit code.
 
+    `on_poll` is called several times a second, each time before the events that have arrived.
     However the wait ends (also by Ctrl-C, or an exception of `on_event`), the process is stopped with all its
     descendants. Raise EngineError if it makes no progress for `stall_timeout_s`, and StorageError if the folder of the
     events is moved, because the engine would keep writing to the old path.
@@ -190,6 +195,7 @@ def follow(
             place.check()
             code = child.wait(_POLL_S)
             place.check()
+            on_poll()
             for event in events.new():
                 began = began or event["event"] == "begin"
                 on_event(event)

@@ -200,7 +200,7 @@ class TrainingRun(ABC, Generic[T_Step]):
         self.resume = self.folder.newest_state() if command == "train" else None
         child = self._start(command)
         try:
-            code = follow(child, self.events, self.options.stall_timeout_s, self._on_event)
+            code = follow(child, self.events, self.options.stall_timeout_s, self._on_event, self._on_poll)
         except InvalidEvent as wrong:
             raise child.failure(f"wrote an event that cannot be used ({wrong})") from None
         if code:
@@ -233,6 +233,9 @@ class TrainingRun(ABC, Generic[T_Step]):
             self._on_begin(event)
         elif event["event"] == "step":
             self.listener.step(self.events.steps[-1])
+
+    def _on_poll(self) -> None:
+        """Do what is due several times a second while a process runs."""
 
     def _on_begin(self, begin: Mapping[str, Any]) -> None:
         """Report that training starts or resumes."""

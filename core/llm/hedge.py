@@ -23,13 +23,14 @@ _MAX_BUDGET = 10.0
 _SAMPLES = 256
 _SAMPLES_PER_UPDATE = 16
 _MAX_TICK_S = 0.25
+_UNKNOWN_S = float("inf")
 
 
 class Hedges:
     """Monitor of a pool's attempts on the wire, which hedges the late ones."""
 
     def __init__(self, floor_s: float | None, most_per_call: int) -> None:
-        self.threshold_s = float("inf")
+        self.threshold_s = _UNKNOWN_S
         self._floor_s = floor_s
         self._most_per_call = most_per_call
         self._calls: dict[PoolCall, None] = {}
@@ -100,7 +101,9 @@ class Hedges:
             endpoint = call.endpoint
             if endpoint is None or now < call.hedge_at:
                 continue
-            if endpoint.is_unresponsive or self.is_late(call):
+            # Before enough answers have shown how long they take, the silence of its server alone makes a call late.
+            is_stuck = self.threshold_s == _UNKNOWN_S and endpoint.heartbeat.silent_since is not None
+            if endpoint.is_unresponsive or is_stuck or self.is_late(call):
                 # What a silent endpoint lost, it lost all at once, so these hedges are not counted.
                 late.append((call, endpoint, not endpoint.usable or endpoint.heartbeat.recovered_at > call.sent_at))
         return late

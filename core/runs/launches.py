@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from treadle.core.config import digest_json
 from treadle.core.errors import ConfigError
+from treadle.core.runs.provenance import GitState, checkouts
 from treadle.core.runs.records import StoredRecord, as_json, json_round_trip, parse_record
 from treadle.core.runs.run import Run, utc_now
-from treadle.core.untrusted.sanitize import one_line
 from treadle.core.untrusted.secrets import redact
 
-_log = logging.getLogger(__name__)
-
-_GIT_TIMEOUT_S = 10.0
 _MAX_CHARS = 1 << 20
 """Longest diff and source file that is kept."""
 _DISTRIBUTION = re.compile(r"(.+?)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _recorded: dict[tuple[str, str, int], str] = {}
 """Digest of the configuration that this process recorded last, by root, run and process."""
-
-
-class GitState(BaseModel):
-    """The state of one checkout."""
-
-    model_config = ConfigDict(frozen=True)
-
-    folder: str
-    commit: str
-    diff: str
-    """Changes of tracked files since the commit; cut after 1 MiB characters."""
-    untracked: tuple[str, ...]
-    """Paths of untracked files that are not ignored."""
 
 
 class LaunchRecord(StoredRecord):
@@ -96,8 +76,7 @@ def record_launch(run: Run, config: Mapping[str, Any], config_input: str, secret
         packages=installed_packages(),
         git=tuple(
             one.model_copy(update={"diff": clean(one.diff), "folder": _utf8(one.folder)})
-            for folder in _checkouts()
-            if (one := _git_state(folder)) is not None
+            for one in checkouts(_working_folder())
         ),
         sources={_utf8(str(path)): clean(text) for path, text in _sources(plain)},
         variables=tuple(sorted(map(_utf8, os.environ))),
@@ -144,44 +123,6 @@ def _working_folder() -> Path | None:
         return Path.cwd()
     except FileNotFoundError:
         return None
-
-
-def _checkouts() -> list[Path]:
-    """Return the checkouts of the working directory and of Treadle."""
-    found = []
-    for folder in filter(None, (_working_folder(), Path(__file__).resolve().parents[2])):
-        top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
-        if top is not None and top not in found:
-            found.append(top)
-    return found
-
-
-def _git_state(folder: Path) -> GitState | None:
-    """Return the state of a checkout; None, with a warning, if git cannot tell it."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-c", "core.quotePath=false", "-C", str(folder), *words]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=True,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-        return done.stdout.decode(errors="replace")
-
-    try:
-        commit = git("rev-parse", "HEAD").strip()
-        diff = git("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD")
-        untracked = git("ls-files", "--others", "--exclude-standard").splitlines()
-    except subprocess.CalledProcessError as error:
-        said = one_line(error.stderr.decode(errors="replace").partition("\n")[0])
-        _log.warning("the launch is recorded without the state of %s: git says: %s", folder, said)
-        return None
-    except (OSError, subprocess.SubprocessError) as error:
-        _log.warning("the launch is recorded without the state of %s: %s", folder, error)
-        return None
-    return GitState(folder=str(folder), commit=commit, diff=diff, untracked=tuple(untracked[:1000]))
 
 
 def _sources(tree: Any) -> Iterator[tuple[Path, str]]:

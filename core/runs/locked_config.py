@@ -16,6 +16,8 @@ from treadle.core.store.roots import open_storage
 
 _SHOWN_DIFFERENCES = 20
 _CODE = ".code_sha256:"
+ALLOW_CHANGES = "--allow-changes"
+"""Option of commands that accepts another configuration."""
 
 
 def create_or_open_run(
@@ -27,13 +29,15 @@ def create_or_open_run(
     *,
     seed: int | None = None,
     schema: type[BaseModel] | None = None,
+    allow_changes: bool = False,
 ) -> Run:
     """Create a run, or resume one made with the same semantic configuration; `schema` describes both.
 
-    Raises RunError listing the keys that differ, unless the run has no results yet: then it takes the new
-    configuration. Differences in operational keys and revisable sections, and items added to growing lists and tables,
-    are accepted, unless an instance is running with other semantic settings. If the resolved configuration has changed,
-    it is stored, and the user's file with it unless that is empty.
+    Raises RunError listing the keys that differ, unless the run has no results yet or `allow_changes`: then it takes
+    the new configuration, and results that were made with other settings are not current any more. Differences in
+    operational keys and revisable sections, and items added to growing lists and tables, are accepted in any case.
+    Nothing is while an instance is running with other semantic settings. If the resolved configuration has changed, it
+    is stored, and the user's file with it unless that is empty.
     """
     storage, key = open_storage(root), f"runs/{checked_id(run_id)}/run.json"
     before = storage.get(key)
@@ -47,14 +51,23 @@ def create_or_open_run(
     run = Run(storage, parse_record(before, key, RunInfo))
     semantic = json_round_trip(semantic_json)
     differences = differing_keys(run.info.semantic, semantic, schema)
-    if differences and not is_untouched(run):
+    if differences and not allow_changes and not is_untouched(run):
         raise _refusal(run, differences)
     if run.info.semantic != semantic:
         _refuse_while_running(run, semantic)
         run.info = run.info.model_copy(update={"semantic": semantic, "seed": seed})
         # If two processes with different configurations do this at once, one wins and the other gets the differences.
         if not storage.put_if(key, as_json(run.info), before):
-            return create_or_open_run(root, run_id, config_json, semantic_json, config_input, seed=seed, schema=schema)
+            return create_or_open_run(
+                root,
+                run_id,
+                config_json,
+                semantic_json,
+                config_input,
+                seed=seed,
+                schema=schema,
+                allow_changes=allow_changes,
+            )
     if run.readable_config() != json_round_trip(config_json):
         run.write_config(config_json, config_input)
     return run
@@ -91,10 +104,12 @@ def _refusal(run: Run, differences: Sequence[str]) -> LockedConfig:
     if len(edited) == len(differences):
         places = " and ".join(edited)
         return LockedConfig(
-            f"the code of {places} was edited since run {run.run_id} began; choose a new run id, or undo it"
+            f"the code of {places} was edited since run {run.run_id} began; choose a new run id, undo it, or make "
+            f"again what it affects: {ALLOW_CHANGES}"
         )
     shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
     return LockedConfig(
         f"run {run.run_id} was made with another configuration ({shown}); "
-        f"choose a new run id, or resume with the configuration in {run.key('config.json')}"
+        f"choose a new run id, resume with the configuration in {run.key('config.json')}, or make again what "
+        f"the changes affect: {ALLOW_CHANGES}"
     )

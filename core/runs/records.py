@@ -149,6 +149,15 @@ class ModelServerStatus(_Record):
     """Last failure that counted against its health."""
 
 
+class LiveStatus(_Record):
+    """What a running stage does at one moment."""
+
+    doing: str = ""
+    """What it works on, such as the rollouts of a training's step by state; empty if it does not say."""
+    model_servers: tuple[ModelServerStatus, ...] = ()
+    """Endpoints that it uses."""
+
+
 class InstanceStatus(_Record):
     """The state of a stage instance at one moment."""
 
@@ -178,8 +187,10 @@ class InstanceStatus(_Record):
     """Name of the other program's file that the result was imported from; empty if a stage made it."""
     waits_for: str = ""
     """GPU that a process on this machine waits for in order to run the instance."""
+    doing: str = ""
+    """What the running attempt does, as of the last seconds; only on its machine."""
     model_servers: tuple[ModelServerStatus, ...] = ()
-    """Endpoints that the running attempt uses, as of the last seconds; only on its machine."""
+    """Endpoints that it uses, likewise."""
     log: str | None
     """Key of the last attempt's log, below the root."""
     started_at: str | None

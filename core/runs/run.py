@@ -25,7 +25,7 @@ import orjson
 
 from treadle.core.errors import ConfigError, RunError, UnknownRun, closest
 from treadle.core.runs.address import Address
-from treadle.core.runs.model_servers import read_model_servers
+from treadle.core.runs.live_status import read_live_status
 from treadle.core.runs.provenance import git_state, package_versions
 from treadle.core.runs.records import (
     AttemptRecord,
@@ -308,7 +308,7 @@ class Run:
             num_attempts=len(attempts),
             error=last.error if last and unfinished else None,
             **later,
-            model_servers=read_model_servers(scratch) if scratch and state == "running" else (),
+            **(dict(read_live_status(scratch)) if scratch and state == "running" else {}),
             reused_from=reused_from,
             was_reused_from=record.reused_from if record and not reused_from else "",
             waits_for=waiting.doing if (waiting := live_holder(self.waiting_path(address))) else "",

@@ -92,12 +92,16 @@ class GroupSource:
     def _make(
         self, rollouts: MixedRollouts, jobs: Sequence[GroupJob], rows: Sequence[Task], step: int
     ) -> list[ScoredGroup]:
+        live = self._scorer.live
+        live.begin(step)
         groups = self._environments.run(
             require_groups(rollouts, jobs, attempts=self._plan.options.attempts, keeps_rest=bool(step))
         )
-        return [
+        made = [
             ScoredGroup(group, self._scorer.rewards(group, row, step)) for group, row in zip(groups, rows, strict=True)
         ]
+        live.write()  # The update that follows is shown with the numbers of the whole step.
+        return made
 
 
 @contextlib.contextmanager
@@ -132,6 +136,7 @@ def open_source(
                 max_prompt_tokens=options.max_prompt_tokens,
                 membership=membership,
                 wall_limit_s=options.wall_limit_s,
+                live=scorer.live,
             )
             for name, environment in resident.open.items()
         }

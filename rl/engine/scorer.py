@@ -18,16 +18,24 @@ from treadle.environments.scorers.scoring import OpenScorers
 from treadle.rl.credit.base import CreditGroup, turn_advantages
 from treadle.rl.engine.verdicts import verdicts_of
 from treadle.rl.groups.group import Group
+from treadle.rl.groups.live import LIVE, LiveRollouts
 from treadle.rl.rewards.base import RewardGroup
 from treadle.rl.rewards.rewarded import RewardedItem, reward_items
 from treadle.rl.training.plan import RlPlan
 
 
 class GroupScorer:
-    """Scorer of groups, with the plan's rules and the scorers of the stage `scores`. Thread-safe."""
+    """Scorer of groups, with the plan's rules and the scorers of the stage `scores`. Thread-safe.
 
-    def __init__(self, plan: RlPlan, scorers: OpenScorers, environments: Environments) -> None:
+    Attributes:
+        live: Shows what this process does, the servers that the reward rule asks included.
+    """
+
+    def __init__(
+        self, plan: RlPlan, scorers: OpenScorers, environments: Environments, live: LiveRollouts | None = None
+    ) -> None:
         """Use the open scorers of the run."""
+        self.live = live or LiveRollouts()
         self._plan = plan
         self._scorers = scorers
         self._environments = environments
@@ -69,7 +77,7 @@ class GroupScorer:
 def open_scorer(plan: RlPlan, environments: Environments, *, training: Path | None = None) -> Iterator[GroupScorer]:
     """Yield the plan's scorer, with computer algebra in confined processes if the plan uses it.
 
-    The reward rule keeps its files in `training`, the training's folder.
+    The reward rule keeps its files in `training`, the training's folder; what the process does is shown in it.
     Raises ConfigError if computer algebra is not installed.
     """
     require_algebra(plan)
@@ -79,9 +87,11 @@ def open_scorer(plan: RlPlan, environments: Environments, *, training: Path | No
         if plan.algebra is not None:
             limits = plan.algebra
             checker = stack.enter_context(SymbolicChecker(limit_s=limits.limit_s, memory_mib=limits.memory_mib))
-        stack.enter_context(plan.options.reward.open(training / "reward" if training is not None else None))
+        rule = plan.options.reward
+        stack.enter_context(rule.open(training / "reward" if training is not None else None))
+        live = stack.enter_context(LiveRollouts(training / LIVE if training is not None else None, rule.servers))
         scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker)))
-        yield GroupScorer(plan, scorers, environments)
+        yield GroupScorer(plan, scorers, environments, live)
 
 
 def require_algebra(plan: RlPlan) -> None:

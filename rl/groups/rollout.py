@@ -17,18 +17,17 @@ from typing import Any, Protocol, TypeVar
 from treadle.agent.call_cache import NullCache
 from treadle.agent.contract import EpisodeOptions
 from treadle.agent.rollout import RolloutEngine
-from treadle.agent.trajectory import Trajectory
 from treadle.core.errors import ConfigError, ModelError, ToolError
 from treadle.core.seeds import derive_seed
 from treadle.environments.types import EnvironmentRuntime
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
 from treadle.rl.groups.group import Group, GroupJob, GroupTrajectory, LostTo, OverSampler, lost_trajectory
+from treadle.rl.groups.live import LiveRollouts, RolloutCounts
 from treadle.rl.groups.oversampling import RolloutUse, StartedRollout
 from treadle.rl.groups.race import Race
 from treadle.rl.groups.samples import group_samples
 from treadle.rl.groups.session import GroupSession, Recorder, TimedEpisode
-from treadle.rl.rewards.base import CONTEXT_FULL
 
 T = TypeVar("T")
 
@@ -49,6 +48,7 @@ class GroupRollouts:
         wall_limit_s: Time in seconds that the environment of one rollout may take in all, after which the rollout is
             cancelled; not less than `rollout_time_s` and a minute.
         over_sampler: Starts more rollouts than a group needs; None starts as many. Not with branching.
+        live: Shows the groups while they are rolled out.
     """
 
     engine: RolloutEngine
@@ -60,6 +60,7 @@ class GroupRollouts:
     membership: BatchMembership = field(default_factory=BatchMembership)
     wall_limit_s: float = math.inf
     over_sampler: OverSampler | None = None
+    live: LiveRollouts = field(default_factory=LiveRollouts)
 
     def __post_init__(self) -> None:
         if self.engine.codec is None:
@@ -83,8 +84,9 @@ class GroupRollouts:
         try:
             async with contextlib.AsyncExitStack() as episodes:
                 group_run = _GroupRun(self, job, episodes)
-                await group_run.play()
-                return await group_run.group()
+                with self.live.group(job.group_id, group_run.counts):
+                    await group_run.play()
+                    return await group_run.group()
         except (ModelError, ToolError) as error:
             if _is_permanent(error):
                 raise
@@ -168,6 +170,20 @@ class _GroupRun:
             is_audit = uniform(job.seed, "audit") <= over.rule.audit_share
             self._race = Race(over.rule, self._reward_of, is_audit=is_audit)
             self._is_audit = is_audit
+
+    def counts(self) -> RolloutCounts:
+        """Return the numbers of its rollouts by state."""
+        ended = [one for one in tuple(self._sessions) if not one.is_active and one.number not in self._lost]
+        cancelled = sum(self._race is not None and self._race.was_cancelled(one.number) for one in ended)
+        num_started, failed = self._num_added, len(self._lost)
+        return RolloutCounts(
+            queued=max(0, self._size - num_started),
+            running=max(0, num_started - len(ended) - failed),
+            finished=len(ended) - cancelled,
+            failed=failed,
+            cancelled=cancelled,
+            tokens=sum(session.recorder.num_sampled for session in tuple(self._sessions)),
+        )
 
     async def play(self) -> None:
         """Roll out all trajectories, from the question and by branching."""
@@ -349,8 +365,7 @@ class _GroupRun:
     async def _trajectory(self, session: GroupSession) -> GroupTrajectory:
         trajectory = await session.rollout.finish()
         samples = group_samples(trajectory, session.recorder, self._rollouts.engine.limits, self._rollouts.max_samples)
-        self._note_long_prompt(trajectory)
-        return GroupTrajectory(
+        made = GroupTrajectory(
             session=session.number,
             samples=samples,
             trajectory=trajectory,
@@ -358,15 +373,13 @@ class _GroupRun:
             branch_depth=session.depth,
             seed=session.seed,
         )
-
-    def _note_long_prompt(self, trajectory: Trajectory) -> None:
-        """Keep a message if a prompt left no room for a turn, so that its rollout has no reward."""
-        if trajectory.status == CONTEXT_FULL and not trajectory.num_turns:
+        if not made.item.was_played:  # The prompt left no room for a turn, so there is no reward.
             length = len(trajectory.samples[0].prompt_ids)
             self._too_long = (
                 f"task {self._job.question.key} begins with {length:,} tokens, more than rl.max_prompt_tokens = "
                 f"{self._rollouts.engine.limits.max_prompt_tokens}; raise it, or leave the task out"
             )
+        return made
 
 
 def _dropped(one: GroupTrajectory) -> GroupTrajectory:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import ConfigDict
 
@@ -19,6 +19,9 @@ from treadle.agent.dialects.tags import TagDialect, tokenise
 from treadle.core.answers.extraction import BY_CANDIDATE
 from treadle.core.answers.score import Score
 from treadle.core.registry import Entry
+
+if TYPE_CHECKING:
+    from treadle.core.llm.types import EndpointState
 
 FAILED = "failed"
 """Status of an item that infrastructure, not the policy, prevented."""
@@ -153,6 +156,13 @@ class RewardRule(Entry):
         It is called outside event loops, by several threads at once. Text of the model is hostile: never evaluate it.
         """
         raise NotImplementedError
+
+    def servers(self) -> Sequence[tuple[str, EndpointState]]:
+        """Return the state of each model server that the rule asks, with the name of its model, for people.
+
+        It is called by any thread inside `open`.
+        """
+        return ()
 
     def check(self, where: str) -> None:
         """Raise ConfigError for settings that cannot train; `where` is the instance, such as `1/rl@phase-2`.

@@ -20,6 +20,7 @@ from pydantic import Field, PrivateAttr
 
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded
 from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.types import EndpointState
 from treadle.core.seeds import derive_seed
 from treadle.core.steady_loop import SteadyLoop
 from treadle.core.untrusted.json_text import load_json
@@ -87,6 +88,10 @@ class JudgeReward(RewardRule):
             finally:
                 self._judge = None
 
+    def servers(self) -> Sequence[tuple[str, EndpointState]]:
+        """See `RewardRule`."""
+        return self._judge.servers() if self._judge is not None else ()
+
     def rewards(self, group: RewardGroup) -> list[Reward]:
         """See `RewardRule`. Raises EndpointUnavailable if the judge cannot be reached."""
         if not group.has_answers:
@@ -135,6 +140,10 @@ class _RunningJudge:
     def verdicts(self, question: str, gold: Sequence[str], predictions: Sequence[str]) -> list[float | None]:
         """Return the verdict on each prediction; None if no reply could be read. Raises EndpointUnavailable."""
         return self._run(self._verdicts(question, gold, predictions))
+
+    def servers(self) -> list[tuple[str, EndpointState]]:
+        """Return the states of the judge's endpoints."""
+        return [(self._pool.name, state) for state in self._pool.endpoint_states()]
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from treadle.core.engines.training import Advice, EngineFolder, EngineOptions, G
 from treadle.core.engines.training_run import TrainingListener, TrainingResult, TrainingRun
 from treadle.core.errors import EngineError
 from treadle.rl.credit.registry import is_default
+from treadle.rl.groups.live import LIVE, ProcessStatus
+from treadle.rl.groups.live_files import LiveFiles
 from treadle.rl.training.events import RlEvents, RlStep, Validation
 from treadle.rl.training.plan import RlPlan
 
@@ -40,6 +42,8 @@ class RlFolder(EngineFolder):
     """File with the model hub's commit that the training started from; absent if it started from a folder."""
     web = PathIn("web")
     """Folder of the web record that the policy searches, if the run records the web; see `web_snapshot`."""
+    live = PathIn(LIVE)
+    """Files that tell what the engine's processes do now."""
     refused = PathIn("refused")
     """Folder of an exported policy that failed the checks."""
 
@@ -95,6 +99,8 @@ class Listener(TrainingListener[RlStep]):
 
     validation: Callable[[Validation], None] = lambda validation: None
     """Called for each validation of this attempt."""
+    live: Callable[[ProcessStatus], None] = lambda status: None
+    """Called with what the engine's processes do, whenever that is known anew."""
 
 
 def reinforce(
@@ -137,6 +143,10 @@ class _ReinforcementRun(TrainingRun[RlStep]):
     listener: Listener
     plan: RlPlan
     engine_job: EngineJob
+    live_files: LiveFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.live_files = LiveFiles(self.folder.live)
 
     def _store_config(self) -> bool:
         """Write the plan; return whether it was checked before."""
@@ -175,6 +185,16 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             "state": str(state) if state else None,
             "greedy_tokens": self.options.num_greedy_tokens,
         }
+
+    def _start(self, command: str) -> Child:
+        """Start a process, without the status of an earlier one."""
+        shutil.rmtree(self.folder.live, ignore_errors=True)
+        self.listener.live(ProcessStatus())
+        return super()._start(command)
+
+    def _on_poll(self) -> None:
+        if (status := self.live_files.new()) is not None:
+            self.listener.live(status)
 
     def _on_event(self, event: dict[str, Any]) -> None:
         """Pass on an event of this attempt; after a new state, delete those no longer needed."""

@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from treadle.agent.jobs.status import Rate, ServerRates
 from treadle.core.engines.training_run import StepProgress
+from treadle.core.figures import duration
+from treadle.core.runs.live_status import write_live_status
+from treadle.core.runs.records import LiveStatus
 from treadle.core.runs.stage import Progress
+from treadle.rl.groups.live import ProcessStatus, RolloutCounts
 from treadle.rl.training.curves import part_of, sparkline
 from treadle.rl.training.events import RlStep, Validation
 
 
 class RlProgress(StepProgress[RlStep]):
-    """Reporter of steps and validations to the stage's progress."""
+    """Reporter of steps and validations to the stage's progress; of what happens in a step to `treadle status`, too."""
 
-    def __init__(self, progress: Progress, shown_parts: Sequence[str] = ()) -> None:
+    def __init__(self, progress: Progress, scratch: Path, shown_parts: Sequence[str] = ()) -> None:
+        """Report to `progress`, and to `treadle status` through the attempt's folder `scratch`."""
         super().__init__(progress)
+        self._scratch = scratch
+        self._num_steps = 0
+        self._rate, self._servers = Rate(), ServerRates()
         self._shown_parts = shown_parts
         self._steps: list[RlStep] = []
+
+    def begin(self, num_steps: int, resumed_step: int) -> None:
+        """See `StepProgress.begin`."""
+        self._num_steps = num_steps
+        super().begin(num_steps, resumed_step)
+
+    def live(self, status: ProcessStatus) -> None:
+        """Report what the engine's processes do now; an empty status is that of processes that begin."""
+        now_s, counts = time.monotonic(), status.rollouts
+        doing = ""
+        if counts.num_open or counts.num_ended:
+            doing = step_text(status, self._num_steps)
+            rate = self._rate.per_s(now_s, status.tokens)
+            self._progress.advance(0, rollouts=_counts_text(counts), tokens_per_s=round(rate))
+        else:
+            self._rate, self._servers = Rate(), ServerRates()
+        servers = self._servers.statuses(status.servers, now_s)
+        write_live_status(self._scratch, LiveStatus(doing=doing, model_servers=tuple(servers)))
 
     def facts(self, step: RlStep) -> dict[str, str | float]:
         """See `StepProgress.facts`."""
@@ -34,6 +63,19 @@ class RlProgress(StepProgress[RlStep]):
         figures = validation.overall
         if figures.score is not None:
             self._progress.advance(0, validation=f"{figures.score:.2f} at step {validation.step}")
+
+
+def step_text(status: ProcessStatus, num_steps: int) -> str:
+    """Return which step is in progress, its rollouts by state, and the estimate of the time that they need."""
+    where = f"step {status.step:,} of {num_steps:,}" if status.step else "validation"
+    left = f"; about {duration(status.left_s)} left for them" if status.left_s is not None else ""
+    return f"{where}: {_counts_text(status.rollouts)}{left}"
+
+
+def _counts_text(counts: RolloutCounts) -> str:
+    numbers = {name: getattr(counts, name) for name in ("running", "queued", "failed", "cancelled")}
+    told = "".join(f", {number:,} {name}" for name, number in numbers.items() if number)
+    return f"{counts.finished:,} of {counts.num_open + counts.num_ended:,} rollouts finished{told}"
 
 
 def _curve(values: Sequence[float | None], digits: int) -> str:

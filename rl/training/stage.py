@@ -43,13 +43,19 @@ def run(context: StageContext) -> Mapping[str, Any]:
     environments = engine_environments(
         {name: named[name] for name in plan.environment_digests}, context.store, folder.web
     )
-    progress = RlProgress(context.progress, list(options.reward.PARTS)[:1])
+    progress = RlProgress(context.progress, context.scratch, list(options.reward.PARTS)[:1])
     done = reinforce(
         folder,
         plan,
         engine_job(settings, start.folder, environments.settings),
         engine_options(options, plan.machine),
-        Listener(begin=progress.begin, step=progress.step, validation=progress.validation, notify=_log.info),
+        Listener(
+            begin=progress.begin,
+            step=progress.step,
+            validation=progress.validation,
+            live=progress.live,
+            notify=_log.info,
+        ),
     )
     check_exported(done, start.folder, start.tokenizer, moved_to=folder.refused, address=str(context.address))
     trained = Trained(plan=plan, done=done, rows=rows, policy_in=start.digest, web_records=environments.web_records)

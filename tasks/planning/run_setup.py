@@ -92,11 +92,17 @@ def with_run_defaults(config: TreadleConfig, root: str | Path, run_id: str, *, a
 
 
 def open_run(
-    root: str | Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = (), *, needs_keys: bool = True
+    root: str | Path,
+    run_id: str,
+    config: TreadleConfig,
+    configs: Sequence[Path] = (),
+    *,
+    needs_keys: bool = True,
+    allow_changes: bool = False,
 ) -> Run:
     """Create the run, or open it if its configuration would give the same results, and record the launch.
 
-    Raises RunError if the configuration would give other results.
+    Raises RunError if the configuration would give other results, unless `allow_changes`: see `create_or_open_run`.
 
     Raises ConfigError if the configuration contains a secret from the environment. Models that are new to the run are
     checked against their servers first, because a wrong name would be locked in. A new run also needs what its web
@@ -111,13 +117,16 @@ def open_run(
         if needs_keys:
             check_web(config)
             check_provider(config)
-    known = set(made.info.semantic.get("models", {})) if made is not None else set[str]()
+    # A changed model may be another one under its old name.
+    known = set(made.info.semantic.get("models", {})) if made is not None and not allow_changes else set[str]()
     check_tokenizers(config, known)
     if not needs_keys:
         known |= {name for name, settings in config.models.items() if not has_keys(settings)}
     check_models(config, known)
     semantic = semantic_of(config)
-    run = create_or_open_run(root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig)
+    run = create_or_open_run(
+        root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig, allow_changes=allow_changes
+    )
     record_launch(run, resolved, given, key_variables(config))
     return run
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from treadle.core.figures import Figures, escape, render_figures, render_table
+from treadle.core.figures import Figures, duration, escape, render_figures, render_table
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
 from treadle.report.layout import headline_table, summary_lines
 from treadle.tasks.page.cost import role_usages, seconds_of, usage_table
 from treadle.tasks.page.sources import PageRun
-from treadle.tasks.progress_tracker import duration
 from treadle.tasks.summaries.report_tables import imported_lines
 from treadle.tasks.summaries.stage_report import stage_report
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.rollouts.small_demo import demo_run
+from support.training import trl_jobs
 
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.environments import install
@@ -44,3 +45,12 @@ def served_embedded_model(serve_environment: Path, tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("serve")
     with serve(VllmServer(dtype="float32"), model_name="smollm2", log_folder=folder, notify=_say) as served:
         yield served
+
+
+@pytest.fixture(scope="session")
+def policy(trl_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a policy that calls Python, or guesses."""
+    folder = tmp_path_factory.mktemp("policy") / "policy"
+    folder.mkdir()
+    trl_jobs.write_policy(folder)
+    return folder

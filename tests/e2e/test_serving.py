@@ -175,7 +175,7 @@ def test_embedded_tokenizer_matches_gguf_except_blanks_before_digits(serve_envir
 def test_server_crash_raises_one_error_with_the_log_tail(serve_environment: Path, tmp_path: Path) -> None:
     settings = VllmServer(extra_args=("--no-such-flag",))
     with (
-        pytest.raises(EngineError, match=r"ended with code 2 before it answered(.|\n)*no-such-flag"),
+        pytest.raises(EngineError, match=r"ended with code 2 before it was ready(.|\n)*no-such-flag"),
         serve(settings, log_folder=tmp_path),
     ):
         pass

@@ -31,28 +31,6 @@ from treadle.rl.training.plan import RlPlan
 CHECKS = Path(__file__).parents[1] / "support" / "training" / "trl_engine_checks.py"
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden" / "group_rollouts.json"
 
-PARENT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-from support.training import trl_jobs
-from treadle.core.engines.training import EngineOptions
-from treadle.rl.training.launch import EngineJob, RlFolder, reinforce
-from treadle.rl.training.plan import RlPlan
-job = EngineJob(model=sys.argv[2], environments=trl_jobs.environments_json(), interpreter=trl_jobs.interpreter())
-folder = RlFolder(Path(sys.argv[1]))
-reinforce(folder, RlPlan.from_json((folder.path / "given.json").read_text()), job, EngineOptions(variant="cpu"))
-"""
-
-
-@pytest.fixture(scope="module")
-def policy(trl_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a policy that calls Python, or guesses."""
-    folder = tmp_path_factory.mktemp("policy") / "policy"
-    folder.mkdir()
-    trl_jobs.write_policy(folder)
-    return folder
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RlFolder]:
@@ -74,7 +52,7 @@ def test_killed_rl_run_resumes_and_exports_its_policy(folder: RlFolder, policy: 
     plan = trl_jobs.make_plan(num_validation_rows=2, num_epochs=2, learning_rate=1e-3)
     (folder.path / "given.json").write_text(plan.to_json())
     tests = str(Path(__file__).parents[1])
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder.path), str(policy), tests])
+    parent = subprocess.Popen([sys.executable, "-c", trl_jobs.PARENT, str(folder.path), str(policy), tests])
     try:
         saved = '"event": "saved"'
         until(lambda: parent.poll() is not None or saved in text(folder.events), "a state is saved", limit_s=400)
@@ -139,7 +117,7 @@ def test_dynamic_sampling_killed_in_a_step_draws_the_same_groups(
     plan = drawing_plan()
     (folder.path / "given.json").write_text(plan.to_json())
     tests = str(Path(__file__).parents[1])
-    killed = subprocess.Popen([sys.executable, "-c", PARENT, str(folder.path), str(policy), tests])
+    killed = subprocess.Popen([sys.executable, "-c", trl_jobs.PARENT, str(folder.path), str(policy), tests])
     try:
         drawn = folder.rollouts / "draws" / "step-000002.jsonl"
         until(lambda: killed.poll() is not None or drawn.exists(), "the second step has its draws", limit_s=400)

@@ -113,7 +113,9 @@ class LoopHost:
             vocab_size=self._vocab_size,
             max_prompt_tokens=options.max_prompt_tokens,
             wall_limit_s=options.wall_limit_s,
+            live=self._scorer.live,
         )
+        self._scorer.live.begin(0 if sample.validates else sample.step)
         seed = derive_seed(self._plan.seed, sample.split, sample.step, sample.index)
         task = self._payloads.added_to(sample.question)
         (group,) = await require_groups(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
 from support.qwen_tokenizer import qwen_tokenizer
-from support.runs.command_line import Desk
+from support.runs.command_line import END_S, TREADLE, Desk, environment
+from support.runs.processes import end_family
 from support.servers.scripted_server import RecordedRequest, Reply, served
 
 from treadle.agent.contexts.clipping import REMOVED
@@ -73,25 +77,35 @@ def answer(request: RecordedRequest) -> Reply:
     return Reply(text, (*TOKENIZER.encode(text), TOKENIZER.turn_end_ids[0]))
 
 
-def test_a_killed_rollout_with_its_own_contexts_has_the_same_rows(tmp_path: Path) -> None:
+def test_rollouts_with_own_contexts_have_the_same_rows_from_a_killed_run_and_its_helper(tmp_path: Path) -> None:
     context = 'context = { manager = "linear_think", think_hint = "Think first." }'
-    reached = threading.Event()
+    reached, numbers, both = threading.Event(), itertools.count(1), asyncio.Event()
 
-    def script(request: RecordedRequest) -> Reply:
-        if "Reply 1." in request.text:
-            reached.set()
+    async def script(request: RecordedRequest) -> Reply:
+        if "Reply 1." in request.text and not both.is_set():
+            # Each process runs one rollout at a time, so both are at work.
+            if next(numbers) == 2:
+                both.set()
+                reached.set()
+            await both.wait()
         return answer(request)
 
     run = ("run", "talk.toml", "--run", "talk")
     with served(script, codec=TOKENIZER) as server:
         desk = desk_of(tmp_path / "desk", server.url, context)
-        with desk.started(*run) as process:
-            while not reached.wait(0.05) and process.poll() is None:
-                pass
-            assert process.poll() is None, "the run ended before it was killed"
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        desk.treadle(*run).succeeded()
+        sharded = (*run, "--set", "rollouts.shards=2")
+        work = [TREADLE, "work", "1/rollouts@base", "--run", "talk", "--wait"]
+        with desk.started(*sharded) as process, subprocess.Popen(work, cwd=desk.folder, env=environment()) as helper:
+            try:
+                while not reached.wait(0.05) and process.poll() is None:
+                    pass
+                assert process.poll() is None, "the run ended before it was killed"
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+                desk.treadle(*sharded).succeeded()
+                assert helper.wait(timeout=END_S) == 0
+            finally:
+                end_family(helper)
         saw = [request.prompt for request in server.requests]
         whole = desk_of(tmp_path / "whole", server.url, context)
         whole.treadle(*run).succeeded()

@@ -56,6 +56,16 @@ def test_run_with_a_companion_is_recorded_and_repeated_from_its_record(desk: Des
     assert desk.rows("second", "1/rollouts@tutor", "rollouts") == desk.rows("first", "1/rollouts@tutor", "rollouts")
     refused = desk.treadle("run", "--from-record", again, "--run", "first", "--set", "seed=9")
     refused.failed("another configuration", "seed: 0 -> 9", code=2)
+    records = desk.folder / "outputs/runs/first/records/1"
+    before = {path.name: path.read_bytes() for path in records.iterdir()}
+    changed = ("--set", "rollouts.sampling.temperature=0.5", "--allow-changes")
+    desk.treadle("run", "--from-record", again, "--run", "first", *changed).succeeded()
+    after = {path.name: path.read_bytes() for path in records.iterdir()}
+    assert before.keys() == after.keys()
+    changed_records = {name for name in after if after[name] != before[name]}
+    assert "rollouts@tutor.json" in changed_records and "questions.json" not in changed_records
+    stored = json.loads((desk.folder / "outputs/runs/first/config.json").read_text())
+    assert stored["rollouts"]["sampling"]["temperature"] == 0.5
 
 
 @pytest.mark.covers("service-24")

@@ -28,7 +28,7 @@ def test_started_server_responds_and_stops_with_its_context(tmp_path: Path) -> N
 
 def test_server_that_rejects_its_options_raises_one_error_with_its_log(tmp_path: Path) -> None:
     with (
-        pytest.raises(EngineError, match=r"ended with code 2 before it answered(.|\n)*--no-such-option"),
+        pytest.raises(EngineError, match=r"ended with code 2 before it was ready(.|\n)*--no-such-option"),
         serve(TutorServer(options={"no_such_option": True}), log_folder=tmp_path),
     ):
         pass
@@ -37,7 +37,7 @@ def test_server_that_rejects_its_options_raises_one_error_with_its_log(tmp_path:
 def test_server_that_never_responds_times_out(tmp_path: Path) -> None:
     settings = TutorServer(options={"faults": "500=1"}, startup_timeout_s=2.0)
     with (
-        pytest.raises(EngineError, match=r"did not answer within 2 s"),
+        pytest.raises(EngineError, match=r"was not ready within 2 s"),
         serve(settings, log_folder=tmp_path),
     ):
         pass

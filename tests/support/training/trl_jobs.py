@@ -44,6 +44,21 @@ OPTIONS: Mapping[str, Any] = {
 }
 
 
+PARENT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from support.training import trl_jobs
+from treadle.core.engines.training import EngineOptions
+from treadle.rl.training.launch import EngineJob, RlFolder, reinforce
+from treadle.rl.training.plan import RlPlan
+job = EngineJob(model=sys.argv[2], environments=trl_jobs.environments_json(), interpreter=trl_jobs.interpreter())
+folder = RlFolder(Path(sys.argv[1]))
+reinforce(folder, RlPlan.from_json((folder.path / "given.json").read_text()), job, EngineOptions(variant="cpu"))
+"""
+"""Program that trains in a folder that holds the plan, as `python -c PARENT FOLDER POLICY TESTS`."""
+
+
 def question(index: int) -> Task:
     """Return a sum."""
     left, right = SUMS[index]

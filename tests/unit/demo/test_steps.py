@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from treadle.core.figures import duration
 from treadle.core.runs.run import Run
 from treadle.demo import steps
 from treadle.demo.steps import STEPS, DemoSteps
 from treadle.tasks.catalog import flow_instances
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.order import flow_addresses
-from treadle.tasks.progress_tracker import duration
 
 MODELS = {name: {"model": name, "endpoints": [{"url": "http://127.0.0.1:9/v1"}]} for name in ("tutor", "base")}
 CONFIG = TreadleConfig.model_validate({

@@ -17,8 +17,8 @@ from support.tables.viewer_run import client
 from treadle.cli.views.tables import status_table
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
-from treadle.core.runs.model_servers import write_model_servers
-from treadle.core.runs.records import ModelServerStatus
+from treadle.core.runs.live_status import write_live_status
+from treadle.core.runs.records import LiveStatus, ModelServerStatus
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import StageContext
 
@@ -42,7 +42,7 @@ def test_running_stage_shows_its_servers_and_a_finished_one_none(tmp_path: Path)
     run, shown = Run.create(tmp_path, "r1", {}, {}), {}
 
     def work(context: StageContext) -> Mapping[str, Any]:
-        write_model_servers(context.scratch, [BUSY, DOWN])
+        write_live_status(context.scratch, LiveStatus(doing="step 2\x1b[31m", model_servers=(BUSY, DOWN)))
         statuses = run.statuses()
         console = Console(width=160)
         with console.capture() as capture:
@@ -54,6 +54,7 @@ def test_running_stage_shows_its_servers_and_a_finished_one_none(tmp_path: Path)
     execute(counting(work), run)
     assert shown["status"].model_servers == (BUSY, DOWN)
     lines = shown["table"].splitlines()
+    assert any("1/count: step 2" in line for line in lines)
     assert any("policy" in line and "1,500" in line and "82" in line for line in lines)
     assert any("down" in line and "4 connect" in line for line in lines)
     assert "\x1b" not in shown["table"] + shown["metrics"]
@@ -71,9 +72,9 @@ def test_damaged_states_are_shown_as_none(tmp_path: Path) -> None:
 
     def work(context: StageContext) -> Mapping[str, Any]:
         for damaged in (b"", b"{", b"[{}]", b"\xff"):
-            (context.scratch / "model-servers.json").write_bytes(damaged)
+            (context.scratch / "live-status.json").write_bytes(damaged)
             assert run.status(Address(1, "count")).model_servers == ()
-        write_model_servers(context.scratch / "absent", [BUSY])
+        write_live_status(context.scratch / "absent", LiveStatus(model_servers=(BUSY,)))
         return count(context)
 
     execute(counting(work), run)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.runs.processes import until
 
 from treadle.cli.commands.companions import companions
 from treadle.core.companions import kept as kept_module
@@ -163,6 +164,27 @@ os._exit(3)
     with pytest.raises(EngineError, match="ended with code 3"):
         keep(program(code), print)
     assert kept_companions() == ([], []) and ProcessIdentity.of(int(pid.read_text())) is None
+
+
+def test_command_that_is_killed_before_it_has_a_record_leaves_no_process(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    killed = f"""
+import os, pathlib, sys, time
+from treadle.core.companions import kept
+from treadle.core.companions.settings import CompanionSettings
+class Killed:
+    @staticmethod
+    def of(pid):
+        while not pathlib.Path({str(pid)!r}).exists():
+            time.sleep(0.01)
+        os._exit(9)
+kept.ProcessIdentity = Killed
+kept.keep(CompanionSettings.model_validate_json(sys.argv[1]), print)
+"""
+    done = subprocess.run([sys.executable, "-c", killed, program(code).model_dump_json()], check=False)
+    assert done.returncode == 9 and kept_companions() == ([], [])
+    until(lambda: ProcessIdentity.of(int(pid.read_text())) is None, "the end of the program")
 
 
 def test_number_of_a_recycled_process_gets_no_signal(cache: Path) -> None:

@@ -174,3 +174,25 @@ async def test_silent_server_loses_all_its_requests_to_the_others() -> None:
             assert set.union(*again.values()) == both
             # Some of a session's calls may be late on a busy machine and be hedged, but not all.
             assert [session for session in sessions if not again[session] & home[session]] == []
+
+
+@pytest.mark.covers("service-15")
+async def test_silence_alone_makes_requests_late_before_answers_have_shown_how_long_they_take() -> None:
+    silent, back = asyncio.Event(), asyncio.Event()
+    silent.set()
+
+    async def script(recorded: RecordedRequest) -> str:
+        await back.wait()
+        return "late"
+
+    async with (
+        ScriptedServer(script, silent=silent) as hung,
+        ScriptedServer(endless) as other,
+        ModelPool("policy", settings(hung, other, hedge_floor_s=0.05)) as pool,
+    ):
+        answers = await asyncio.gather(ask(pool, session="one"), ask(pool, session="two"))
+        assert {answer.endpoint for answer in answers} == {other.url}
+        assert pool.states()[hung.url] == "down"
+        silent.clear()
+        await until(lambda: pool.states()[hung.url] == "trial")
+        back.set()

@@ -129,6 +129,26 @@ def test_config_set_meanwhile_by_another_process_is_compared_too(
     assert Run.open(tmp_path, "r1").info.semantic == {"a": 3}
 
 
+@pytest.mark.covers("service-25")
+def test_accepted_changes_replace_the_configuration_unless_something_runs(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "r1", {"a": 1}, {"a": 1}, "first", seed=1)
+    run.write_record(record_of("1/scores"))
+
+    def resume(*, allow_changes: bool) -> Run:
+        given = {"a": 2}
+        return create_or_open_run(tmp_path, "r1", given, given, "second", seed=2, allow_changes=allow_changes)
+
+    with pytest.raises(RunError, match=r"\(a: 1 -> 2\).*--allow-changes"):
+        resume(allow_changes=False)
+    with hold(run.storage.directory(run.key(f"locks/{Address(1, 'scores')}.lock")), "it"):
+        run.write_attempt(attempt_of("1/scores").model_copy(update={"state": "running", "number": 2}))
+        with pytest.raises(RunError, match="in progress with other settings"):
+            resume(allow_changes=True)
+    changed = resume(allow_changes=True)
+    assert (changed.info.semantic, changed.info.seed, changed.config()) == ({"a": 2}, 2, {"a": 2})
+    assert changed.record(Address(1, "scores")) == run.record(Address(1, "scores")), "nothing is deleted"
+
+
 def test_operational_differences_are_applied(tmp_path: Path) -> None:
     create_or_open_run(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
     run = create_or_open_run(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1}, "second")
