@@ -96,7 +96,7 @@ def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) 
     styles = {_state_text(status): _STATE_STYLES.get(status.state, "") for status in statuses}
     figures = Figures(f"run {run.run_id}", header, rows, num_names=len(header))
     table = terminal_table(figures, unwrapped=range(4), styles=styles)
-    now = (*_doing(statuses), *_server_tables(statuses))
+    now: list[Text | Table] = [*_doing(statuses), *_server_tables(statuses)]
     return Group(table, *now, *_troubles(run, statuses), *_cut_off(run, statuses, forced))
 
 
