@@ -71,8 +71,7 @@ class Seed:
 
     def answers(self) -> tuple[Run, Answers]:
         """Return the run of the demo over this world, and the answers of its model."""
-        tables = {**self._tables(self.world), **(GAP.tutor_only if self.options.tutor_only else {})}
-        return self._run("whole", tables, self.options.set)
+        return self._run("whole", {**self._tables(self.world), **(GAP.tutor_only if self.options.tutor_only else {})})
 
     def timed(self, trained: Run, latency_s: float) -> Answers:
         """Return the answers with one rollout in flight and slower searches."""
@@ -88,7 +87,7 @@ class Seed:
                 tables |= {"rollouts": limits}
                 tables["models"]["tuned"] = {"server": {"model": str(self._checkpoint(trained))}}
             tables["overrides"] = {f"1/rollouts@{self.model}": {"split": "heldout"}}
-            return self._run(f"latency-{latency_s:g}", tables, [*self.options.set, *self.options.set_timed])[1]
+            return self._run(f"latency-{latency_s:g}", tables)[1]
 
     def _tables(self, world: World) -> dict[str, Any]:
         return {"seed": self.seed, **GAP.places(world, self.tokenizer)}
@@ -98,17 +97,17 @@ class Seed:
         assert record is not None
         return Path(run.rows(record.outputs["checkpoint"]).folder(MODEL_FOLDER))
 
-    def _run(self, name: str, tables: dict[str, Any], changes: Sequence[str]) -> tuple[Run, Answers]:
+    def _run(self, name: str, tables: dict[str, Any]) -> tuple[Run, Answers]:
         text = "\n".join(f"{key} = {inline(value)}" for key, value in tables.items())
         (places := self.folder / f"{name}.toml").write_text(f"{text}\n")
         base = self.folder / "gap.toml"
         base.write_text(_without(GAP.config.read_text(), tables))
         root = self.folder / "root"
         command = [str(TREADLE), "run", str(base), str(places), "--run", name, "--root", str(root)]
-        command += [part for change in changes for part in ("--set", change)]
+        command += [part for change in self.options.set for part in ("--set", change)]
         subprocess.run(command, check=True, stdout=sys.stderr)
         run = Run.open(root, name)
-        config = load_config(TreadleConfig, (base, places), changes)
+        config = load_config(TreadleConfig, (base, places), self.options.set)
         return run, answers_of(run, self.model, config.named_environments())
 
 
@@ -191,9 +190,6 @@ def main() -> None:
     parser.add_argument("--tutor-only", action="store_true", help="the tutor in place of the model")
     parser.add_argument("--folder", type=Path, default=Path("outputs/parallel-searches"), help="where runs are kept")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the runs")
-    parser.add_argument(
-        "--set-timed", action="append", default=[], metavar="KEY=VALUE", help="override a key of the timed runs alone"
-    )
     add_json_option(parser)
     options = parser.parse_args()
     seeds = [Seed(options.folder / f"seed-{seed}", seed, options) for seed in options.seeds]

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def write_live_status(scratch: Path, status: LiveStatus) -> None:
     """Replace the status in the scratch folder of an attempt. A failure is logged: the work does not depend on it."""
     try:
-        # Nobody needs it after a crash, so the event loop does not wait for the disk.
+        # It is of no use after a crash, so the event loop does not wait for the disk.
         (new := scratch / f"{_FILE}.new").write_bytes(orjson.dumps(status.model_dump()))
         os.replace(new, scratch / _FILE)
     except OSError as error:

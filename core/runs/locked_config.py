@@ -16,8 +16,8 @@ from treadle.core.store.roots import open_storage
 
 _SHOWN_DIFFERENCES = 20
 _CODE = ".code_sha256:"
-ALLOW_CHANGES = "--allow-changes"
-"""Option of commands that accepts another configuration."""
+ALLOW_CHANGES = "treadle run --allow-changes"
+"""Command that accepts another configuration; notebooks and deployments see it, too."""
 
 
 def create_or_open_run(

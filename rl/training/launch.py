@@ -100,7 +100,7 @@ class Listener(TrainingListener[RlStep]):
     validation: Callable[[Validation], None] = lambda validation: None
     """Called for each validation of this attempt."""
     live: Callable[[ProcessStatus], None] = lambda status: None
-    """Called with what the engine's processes do, whenever that is known anew."""
+    """Called with what the engine's processes do, whenever that changes."""
 
 
 def reinforce(
