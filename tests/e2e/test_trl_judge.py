@@ -135,20 +135,21 @@ def test_over_sampled_training_killed_in_a_step_pays_for_nothing_twice(
         paid = judge.cases
         judge.thaw()
         until(lambda: len(judge.cases) == len(paid) + 1, "the case of the killed training is judged")
+        before = over_sampled_rows(folder)
         resumed = reinforce(folder, plan, job_of(policy), EngineOptions(variant="cpu"))
         assert resumed.resumed_step >= 1 and [step.step for step in resumed.steps] == [1, 2, 3, 4, 5, 6]
         again = judge.cases[len(paid) + 1 :]
         assert again and not set(again) & set(paid) and len(set(again)) == len(again)
-
-        calm = RlFolder(tmp_path / "calm")
-        write_rows(calm)
-        undisturbed = reinforce(calm, plan, job_of(policy), EngineOptions(variant="cpu"))
-    assert len(undisturbed.steps) == 6
-    assert over_sampled_rows(folder) == over_sampled_rows(calm) and len(over_sampled_rows(calm)) == 12
+    # Those that end first are trained on, so later steps may differ from those of another run.
+    kept = {name for number in range(1, resumed.resumed_step + 1) for name in before if f"step-{number:06}" in name}
+    after = over_sampled_rows(folder)
+    assert len(kept) == 2 * resumed.resumed_step and {name: after[name] for name in kept} == {
+        name: before[name] for name in kept
+    }
+    assert len(after) == 12
     started = list(started_rollouts(folder.rollouts, 6))
     assert len(started) == 36 and Counter(one["use"] for one in started)["trained"] == 12
-    assert (folder.model / "model.safetensors").read_bytes() == (calm.model / "model.safetensors").read_bytes()
-    rows = [orjson.loads(line) for name, data in over_sampled_rows(folder).items() if "/" not in name
+    rows = [orjson.loads(line) for name, data in after.items() if "/" not in name
             for line in data.splitlines()]  # fmt: skip
     assert len(rows) == 12
 
