@@ -73,7 +73,6 @@ class PoolCall:
     """Time before which it is not hedged again."""
     hedge_counted: bool = False
     """Whether its latest hedge counts towards the pool's limit of hedges."""
-    known_late: bool = False
     hedge_result: Answer | Failure | None = None
     """Result of a hedge."""
 

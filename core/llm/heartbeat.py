@@ -158,7 +158,8 @@ class Heartbeat:
             return
         now = _now()
         if self._probe_task is not None:
-            if now - self._probe_sent_at >= self.silence_limit_s and self.last_response_at < self._probe_sent_at:
+            # A probe that was on its way at the last response is evidence from then on.
+            if now - max(self._probe_sent_at, self.last_response_at) >= self.silence_limit_s:
                 self._begin_silence(now)
             self._schedule_check(_LOOK_S)
             return

@@ -40,7 +40,7 @@ class Hedges:
 
     def sent(self, call: PoolCall, endpoint: Endpoint, now: float) -> None:
         """Record that an attempt goes on the wire."""
-        call.endpoint, call.sent_at, call.hedge_at, call.known_late = endpoint, now, now, False
+        call.endpoint, call.sent_at, call.hedge_at = endpoint, now, now
         if not call.is_hedge and self._floor_s is not None:
             self._calls[call] = None
 
@@ -70,13 +70,10 @@ class Hedges:
 
     async def watch(
         self,
-        note_late: Callable[[PoolCall, Endpoint], bool],
+        note_late: Callable[[PoolCall, Endpoint], None],
         hedge: Callable[[PoolCall], Coroutine[Any, Any, None]],
     ) -> None:
-        """Look for late attempts until cancelled, and start the hedges that are allowed.
-
-        Report each attempt until `note_late` returns True: what it means for the endpoint is known then.
-        """
+        """Look for late attempts until cancelled, report each to `note_late`, and start the hedges that are allowed."""
         if self._floor_s is None:
             return
         loop = asyncio.get_running_loop()
@@ -87,8 +84,7 @@ class Hedges:
             self._budget = min(_MAX_BUDGET, self._budget + tick_s / self.threshold_s)
             # `down` is from before these reports: an endpoint that they take down is probed first, then hedged.
             for call, endpoint, down in self._late(now):
-                if not call.known_late:
-                    call.known_late = note_late(call, endpoint)
+                note_late(call, endpoint)
                 if self._may_hedge(call, down):
                     call.hedge_at = now + self.threshold_s
                     call.hedges = [task for task in call.hedges if not task.done()]

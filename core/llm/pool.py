@@ -250,7 +250,9 @@ class ModelPool:
             # The limit also ends if a hedge delivered its result, or if the heartbeat gave the server up.
             if call.hedge_result is not None:
                 return call.take_hedge_result()
-            if endpoint.heartbeat.ended_by_silence(watch):
+            # If another endpoint takes requests, the silence is a failure like others: the call is sent there.
+            elsewhere = any(other.usable for other in self._endpoints if other is not endpoint)
+            if endpoint.heartbeat.ended_by_silence(watch) and not elsewhere:
                 endpoint.last_error = f"did not respond for {self.settings.outage_wait_s:g} s"
                 raise EndpointUnavailable(self._outages.describe()) from None
             self._raise_if_silent(endpoint, call)
@@ -321,17 +323,12 @@ class ModelPool:
             endpoint.refused(endpoint.last_alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
         return failure
 
-    def _note_late(self, call: PoolCall, endpoint: Endpoint) -> bool:
-        """Take the endpoint of a late call down if it is silent; return whether that is known."""
-        heartbeat = endpoint.heartbeat
-        if heartbeat.silent_since is not None:
+    def _note_late(self, call: PoolCall, endpoint: Endpoint) -> None:
+        """Take the endpoint of a late call down if it is silent; find out if it has not answered anything since."""
+        if endpoint.heartbeat.silent_since is not None:
             self._note_silence(endpoint)
-            return True
-        # An endpoint that has answered anything since then is alive: some answers just take longer.
-        if endpoint.last_alive_at >= call.sent_at:
-            return True
-        heartbeat.probe_now()
-        return False
+        elif endpoint.last_alive_at < call.sent_at:  # Else it is alive: some answers just take longer.
+            endpoint.heartbeat.probe_now()
 
     async def _hedge(self, late: PoolCall) -> None:
         """Send a late call a second time in parallel, elsewhere if possible; deliver its answer or final failure."""

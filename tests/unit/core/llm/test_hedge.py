@@ -128,12 +128,61 @@ async def test_requests_at_a_silent_server_are_hedged_before_they_are_late() -> 
         assert late is call
         hedged.set()
 
-    watch = asyncio.create_task(hedges.watch(lambda late, where: True, hedge))
+    watch = asyncio.create_task(hedges.watch(lambda late, where: None, hedge))
     async with asyncio.timeout(20):
         await hedged.wait()
     watch.cancel()
     endpoint.readmit()
     assert not endpoint.is_unresponsive
+
+
+async def test_server_that_falls_silent_after_its_requests_were_late_loses_them_all() -> None:
+    endpoint = endpoint_at("http://localhost:1/v1", 9)
+    loop, both = asyncio.get_running_loop(), asyncio.Event()
+    hedges = Hedges(3600.0, most_per_call=1)
+    for _ in range(8):
+        hedges.answered(1.0)
+    calls = [PoolCall("completions", b"", "s", loop.time() + 3600) for _ in range(2)]
+    for call in calls:
+        hedges.sent(call, endpoint, loop.time() - 7200)
+    reports: list[PoolCall] = []
+    hedged: list[PoolCall] = []
+
+    def note_late(call: PoolCall, where: object) -> None:
+        reports.append(call)
+        if len(reports) == 4:  # Both were reported while the server was alive.
+            endpoint.silent = True
+            endpoint.failed(at_once=True)
+
+    async def hedge(late: PoolCall) -> None:
+        late.hedged += 1
+        hedged.append(late)
+        if len(hedged) == 2:
+            both.set()
+
+    watch = asyncio.create_task(hedges.watch(note_late, hedge))
+    async with asyncio.timeout(20):
+        await both.wait()
+    watch.cancel()
+    assert set(hedged) == set(calls) and len(reports) >= 4
+
+
+@pytest.mark.covers("service-15")
+async def test_call_at_a_silent_server_moves_to_another_one_even_without_hedges() -> None:
+    silent, never = asyncio.Event(), asyncio.Event()
+
+    async def script(recorded: RecordedRequest) -> str:
+        await never.wait()
+        return "late"
+
+    async with ScriptedServer(script, silent=silent) as hung, ScriptedServer(endless) as other:
+        silent.set()
+        async with ModelPool("policy", settings(hung, other, hedge_floor_s=None, outage_wait_s=1.0)) as pool:
+            answers = await asyncio.gather(*(ask(pool, session=name, within_s=0.4) for name in ("one", "two")))
+            assert {answer.endpoint for answer in answers} == {other.url}
+            assert pool.states()[hung.url] == "down"
+        silent.clear()
+        never.set()
 
 
 async def test_no_request_is_hedged_if_disabled() -> None:

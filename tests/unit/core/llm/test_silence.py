@@ -154,6 +154,30 @@ def test_server_that_freezes_once_is_not_considered_slow() -> None:
     assert own_clock.run(work()) == pytest.approx([3.0, 3.0, 3.0, 3.0, 8.0, 8.0])
 
 
+def test_unanswered_probe_counts_from_the_last_response_after_it() -> None:
+    async def work() -> tuple[float | None, float | None]:
+        loop = asyncio.get_running_loop()
+
+        async def ask() -> None:
+            await loop.create_future()
+
+        heartbeat = Heartbeat(ask)
+        with timed_work() as clock:
+            watch = heartbeat.watch(clock.limit(None))
+            await asyncio.sleep(2.0)  # The probe was sent after one second.
+            heartbeat.heard()
+            await asyncio.sleep(2.9)
+            before = heartbeat.silent_since
+            await asyncio.sleep(0.7)
+            after = heartbeat.silent_since
+            heartbeat.unwatch(watch)
+        await heartbeat.close()
+        return before, after and after - loop.time()
+
+    before, after = own_clock.run(work())
+    assert before is None and after == pytest.approx(-3.6)
+
+
 @pytest.mark.parametrize("answers_before", [0, 20])
 def test_formerly_frozen_server_gets_no_duplicate_of_a_held_request(
     monkeypatch: pytest.MonkeyPatch, answers_before: int
