@@ -18,6 +18,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.core.tables import CHECKPOINTS
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.custom.kind import CustomType
@@ -66,6 +67,12 @@ class Desk:
         put_rows(self.run, "1/questions", QUESTIONS, asked)
         put_rows(self.run, "1/rollouts@base", ROLLOUTS, rollouts)
         put_rows(self.run, "1/scores@base", SCORES, scores)
+
+        put_rows(self.run, "1/dpo@critic", CHECKPOINTS, [self._checkpoint()])
+
+    def _checkpoint(self) -> dict[str, Any]:
+        empty = {"string": "", "int64": 0, "double": 0.0}
+        return {one.name: None if one.nullable else empty[str(one.type)] for one in CHECKPOINTS.schema}
 
     def rollout(self, asked: Mapping[str, Any], index: int) -> dict[str, Any]:
         """Return the row of a rollout."""
