@@ -9,6 +9,7 @@ import pytest
 from support.preferences.desk import CANARY, Desk
 from support.preferences.table_server import TableScript
 from support.servers.scripted_server import ScriptedServer, served
+from support.tables.score_tables import NO_IDS, put_rows
 
 from treadle.core.errors import BudgetExceeded, StageFailed
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -16,6 +17,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.stage import Instance
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.rl.advantages.entry import ADVANTAGES_STAGE
 from treadle.rl.advantages.settings import AdvantagesOptions, AdvantagesSettings
 from treadle.rl.candidates.entry import CANDIDATES_STAGE
@@ -186,6 +188,29 @@ def test_pairs_of_turns_prefer_the_higher_advantage_and_never_show_hidden_inform
         assert row["chosen_turns"] == [len(row["chosen_ids"])] and not row["hidden"]
         assert CANARY not in str(row) + desk.tokenizer.decode(row["prompt_ids"])
     assert desk.pairs("turn").outputs == made.outputs, "the same seed gives the same pairs"
+
+
+def test_turns_without_a_pair_fail_the_stage(desk: Desk) -> None:
+    policy = TableScript(desk.tokenizer, num_sentences=1)
+    critic = TableScript(desk.tokenizer, likes_ones, num_sentences=1)
+    with served(policy, codec=desk.tokenizer) as server, served(critic, codec=desk.tokenizer) as other:
+        bench = Bench(desk, server, other)
+        bench.candidates()
+        bench.advantages()
+    with pytest.raises(StageFailed, match=r"no pair among the candidates of \d+ turns: 0 candidates are truncated"):
+        desk.pairs("turn")
+
+
+def test_stage_without_a_usable_turn_fails(desk: Desk) -> None:
+    with served(TableScript(desk.tokenizer), codec=desk.tokenizer, max_model_len=20) as server:
+        with pytest.raises(StageFailed, match="the window has no room for any turn; raise max_model_len"):
+            Bench(desk, server, server).candidates()
+        rows = desk.rows("1/rollouts@base", "rollouts")
+        put_rows(desk.run, "1/rollouts@base", ROLLOUTS, [row | {"samples": [NO_IDS]} for row in rows])
+        with pytest.raises(
+            StageFailed, match=r"4 rollouts of the split train have no turn with token ids \(no_ids 4\)"
+        ):
+            Bench(desk, server, server).candidates()
 
 
 def test_interrupted_stage_asks_for_nothing_that_it_has(desk: Desk) -> None:

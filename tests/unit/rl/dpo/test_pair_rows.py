@@ -42,7 +42,8 @@ def pair(number: int, **columns: Any) -> dict[str, Any]:
     side = {"text": "yes", "ids": [5, 6], "mask": [0, 1], "turns": [1]}
     return {
         "pair_key": f"p{number}", "kind": "turn", "question_key": f"q{number}", "dataset": "d",
-        "environment": "default", "chosen_key": f"c{number}", "rejected_key": f"r{number}", "margin": 1.0, "hidden": False, "messages": "[]",
+        "environment": "default",
+        "chosen_key": f"c{number}", "rejected_key": f"r{number}", "margin": 1.0, "hidden": False, "messages": "[]",
         "prompt_ids": [1] * (number + 1), "tokenizer_digest": "t",
         **{f"{name}_{key}": value for name in ("chosen", "rejected") for key, value in side.items()},
         **columns,
