@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from treadle.viewer.dialogue.tests import ShownTest, shown_tests
+from treadle.viewer.dialogue.outcomes import ShownTest, shown_tests
 from treadle.viewer.reading import LoadedTrajectory
 from treadle.viewer.trajectories import NO_VERDICT, NOT_JUDGED, PARTLY, RIGHT, WRONG
 

@@ -14,7 +14,7 @@ import orjson
 from treadle.agent.dialects.base import FRAME, PRIVATE
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.viewer.catalogue import Snapshot
-from treadle.viewer.dialogue.tests import shown_tests
+from treadle.viewer.dialogue.outcomes import shown_tests
 from treadle.viewer.pages import frame
 from treadle.viewer.reading import LoadedTrajectory
 from treadle.viewer.selection import Selection

@@ -238,6 +238,23 @@ def test_attack_scores_0_and_the_next_answer_is_scored(scorers: OpenScorers, att
     assert "canary_of_the_reference" not in hostile.detail
 
 
+def test_processes_that_a_call_leaves_behind_do_not_reach_the_next_one(scorers: OpenScorers) -> None:
+    leaves = (
+        "import os, time\ndef f(x):\n    if x != 1: return 2 * x\n"
+        "    while True:\n        try: os.fork()\n        except OSError: time.sleep(1e9)"
+    )
+    (found,) = scored(scorers, [leaves])
+    assert [row["passed"] for row in json.loads(found.detail)] == [False, True]
+
+
+def test_sandbox_of_one_process_runs_the_calls_too() -> None:
+    with opened(strict={"sandbox": {**FAST, "kind": "landlock"}, "test_time_s": 0.5}) as scorers:
+        right, loop, exits = scored(scorers, [DOUBLE, LOOP, "import os\ndef f(x): os._exit(0)"])
+    assert [one.score for one in (right, loop, exits)] == [1, 0, 0]
+    assert {row["error"] for row in json.loads(loop.detail)} == {"TimeoutError: time limit exceeded"}
+    assert {row["error"] for row in json.loads(exits.detail)} == {"the program ended without a result"}
+
+
 def test_200_hostile_answers_at_once_escape_nothing(tmp_path: Path) -> None:
     """They try to leave a file outside, and to end the evaluator; every tenth answer is right, and scores 1."""
     target = tmp_path / "escaped"
