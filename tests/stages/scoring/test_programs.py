@@ -136,6 +136,62 @@ async def test_two_endless_calls_take_the_time_of_two_tests() -> None:
     assert seconds == [2 * 1.5 + 5.0], "one second each, with time to start"
 
 
+def original(reference: str, answer: str, tests: dict[str, str]) -> float:
+    """Return the reward by the rules of the published program, whose globals and locals are separate here."""
+    blocked = ("import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse")
+    if any(text in answer for text in blocked):
+        return 0.0
+    code = answer
+    if "```python" in answer:
+        code = answer.split("```python")[1].split("```")[0]
+    elif "```" in answer:
+        code = answer.split("```")[1].split("```")[0]
+
+    def result(program: str, call: str) -> Any:
+        scope: dict[str, Any] = {}
+        names: dict[str, Any] = {}
+        try:
+            exec(program, scope, names)
+            return eval(call, scope, names)
+        except Exception:  # noqa: BLE001 - programs raise anything
+            return None
+
+    passed = 0
+    for call in tests.values():
+        wanted, got = result(reference, call), result(code, call)
+        try:
+            passed += bool(got == wanted and wanted is not None)
+        except ValueError:
+            continue
+    return passed / len(tests)
+
+
+def test_legacy_rewards_are_those_of_the_published_program(scorers: OpenScorers) -> None:
+    tests = {
+        str(place): f"f({value})" for place, value in enumerate(("1", "0.1", "True", "[1, 2]", "'ab'", "(1,)", "None"))
+    }
+    references = (DOUBLE, "def f(x):\n    return x", "def f(x):\n    return {x: [x]}", TOP_IMPORT, RECURSION)
+    answers = (
+        *references,
+        f"```python\n{DOUBLE}\n```",
+        f"Sure:\n```\n{DOUBLE}\n```\n```python\nf = None\n```",
+        f"```py\n{DOUBLE}\n```",
+        f"{DOUBLE}  # import os",
+        "def f(x):\n    return x + x if x else None",
+        "def f(x):\n    return float(x) * 2",
+        "def f(x):\n    return [x, x][0]",
+        "def f(x): return print(x)",
+        "f = lambda x: x * 2",
+        "f = abs",
+        "I do not know.",
+        "",
+    )
+    for reference in references:
+        found = [one.score for one in scored(scorers, answers, reference, tests, "legacy")]
+        assert found == [original(reference, answer, tests) for answer in answers], reference
+    assert len({original(DOUBLE, answer, tests) for answer in answers}) > 3
+
+
 def test_none_and_failures_of_the_reference(scorers: OpenScorers) -> None:
     nothing = "def f(x):\n    return None"
     assert [scored(scorers, [nothing], nothing, scorer=one)[0].score for one in PROFILES] == [1, 0]
