@@ -31,6 +31,7 @@ class Traits:
         writes_messages: Whether episodes write messages between turns of the model, not only blocks inside one.
         reads_payload: Whether episodes read the payload of tasks.
         roles: Names of the models that episodes ask.
+        scorer: Name of the scorer of tasks that name none, if the type does not score them itself.
     """
 
     resume: Resume = "reenact"
@@ -41,6 +42,7 @@ class Traits:
     writes_messages: bool = True
     reads_payload: bool = True
     roles: tuple[str, ...] = ()
+    scorer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,13 @@ class EnvironmentType(Protocol):
 
     def facts(self, settings: Any) -> dict[str, str]:
         """Return facts about this machine that the stage's record keeps."""
+        ...
+
+    def hidden_information(self, settings: Any, task: Task) -> str | None:
+        """Return a sentence that states what the policy cannot see of a task, for critics; None if there is nothing.
+
+        A type may lack this method.
+        """
         ...
 
 
