@@ -28,8 +28,8 @@ _RL = (
 )
 
 _DPO = (
-    "Blue: pairs in training; red: held-out pairs. Accuracy is the share of pairs in the right order; the loss of scores "
-    "per token barely leaves 0.693, so watch the margin."
+    "Blue: pairs in training; red: held-out pairs. Accuracy is the share of pairs in the right order. With scores per "
+    "token the loss barely leaves 0.693: watch accuracy and margin."
 )
 
 
