@@ -11,9 +11,10 @@ from support.preferences.table_server import TableScript
 from support.servers.scripted_server import served
 from support.tables.score_tables import NO_IDS, put_rows
 
-from treadle.core.errors import BudgetExceeded, StageFailed
+from treadle.core.errors import ArtifactError, BudgetExceeded, StageFailed
 from treadle.core.llm.config import Sampling
 from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.rl.preferences.tables import ADVANTAGES
 
 
 @pytest.fixture
@@ -148,6 +149,23 @@ def test_stage_without_a_usable_turn_fails(desk: Desk) -> None:
             StageFailed, match=r"4 rollouts of the split train have no turn with token ids \(no_ids 4\)"
         ):
             Bench(desk, server, server).candidates()
+
+
+def test_advantages_of_other_candidates_are_refused_and_missing_ones_counted(desk: Desk) -> None:
+    critic = TableScript(desk.tokenizer, likes_ones)
+    with (
+        served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server,
+        served(critic, codec=desk.tokenizer) as other,
+    ):
+        bench = Bench(desk, server, other)
+        bench.candidates()
+        bench.advantages()
+    rows = desk.rows("1/advantages", "advantages")
+    put_rows(desk.run, "1/advantages", ADVANTAGES, rows[1:])
+    assert desk.pairs("turn").metrics["left_out.not_scored"] == 1
+    put_rows(desk.run, "1/advantages", ADVANTAGES, [rows[0] | {"turn_key": "other"}, *rows[1:]])
+    with pytest.raises(ArtifactError, match="the advantage of turn other is of no candidate that is read here"):
+        desk.pairs("turn")
 
 
 def test_interrupted_stage_asks_for_nothing_that_it_has(desk: Desk) -> None:
