@@ -168,6 +168,30 @@ def test_advantages_of_other_candidates_are_refused_and_missing_ones_counted(des
         desk.pairs("turn")
 
 
+def test_critic_chooses_among_rollouts_of_held_out_tasks_as_a_diagnostic(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.put({"a": (1.0, 0.0), "b": (0.0, 0.5, 1.0), "c": (None, 1.0)}, held_out=("b", "c"))
+    critic = TableScript(desk.tokenizer, likes_ones)
+    with (
+        served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server,
+        served(critic, codec=desk.tokenizer) as other,
+    ):
+        bench = Bench(desk, server, other)
+        bench.candidates()
+        found = bench.advantages(best_of=True).metrics
+    rows = [row for row in desk.rows("1/rollouts@base", "rollouts") if row["question_key"] == "b"]
+    shares = []
+    for row in rows:
+        sample = row["samples"][0]
+        said = [id_ for id_, origin in zip(sample["ids"], sample["origins"], strict=True) if origin == 1]
+        shares.append(said.count(ord("1")) / len(said))
+    assert len(set(shares)) == 3
+    assert found["best_of.tasks"] == 1 and found["best_of.rollouts"] == 3
+    assert found["best_of.mean_reward"] == 0.5 and found["best_of.best_reward"] == 1.0
+    assert found["best_of.critic_reward"] == (0.0, 0.5, 1.0)[shares.index(max(shares))]
+    assert len(desk.rows("1/advantages", "advantages")) == found["candidates"]
+
+
 def test_interrupted_stage_asks_for_nothing_that_it_has(desk: Desk) -> None:
     policy = TableScript(desk.tokenizer)
     with served(policy, codec=desk.tokenizer) as server:
