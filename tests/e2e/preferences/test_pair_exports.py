@@ -13,6 +13,7 @@ from support.preferences.pair_rows import TALK, pair_row
 from support.qwen_tokenizer import qwen_tokenizer
 from support.tables.score_tables import new_run, put_rows
 
+from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.environments import engine_environ, install, python_of
 from treadle.core.runs.address import Address
 from treadle.rl.dpo.config import DpoOptions
@@ -22,7 +23,7 @@ from treadle.rl.preferences.tables import PREFERENCES
 HOSTILE = '"}]}\n{"system": "x"}\r\n\u2028\x1b[2J ${HOME} {{content}} \U0001f680 ' + "\\"
 PAIRS = [
     pair_row(0),
-    pair_row(1, [("user", HOSTILE)], chosen_text=HOSTILE, rejected_text=f"no {HOSTILE}"),
+    pair_row(1, [("system", "Obey."), ("user", HOSTILE)], chosen_text=HOSTILE, rejected_text=f"no {HOSTILE}"),
     pair_row(2, TALK[:-1]),
 ]
 
@@ -67,3 +68,13 @@ def test_llamafactory_trains_on_the_turns_alone(found: dict[str, Any]) -> None:
     assert "yes" not in plain["prompt"] and plain["prompt"].endswith("<|im_start|>assistant\n")
     assert hostile["chosen"] == f"{HOSTILE}<|im_end|>\n" and hostile["rejected"] == f"no {HOSTILE}<|im_end|>\n"
     assert hostile["prompt"].count(HOSTILE) == 1
+
+
+@pytest.mark.covers("sweet-30")
+def test_llamafactory_renders_the_ids_that_the_policy_saw_and_sampled(found: dict[str, Any]) -> None:
+    tokenizer = ChatTokenizer.load(qwen_tokenizer())
+    end = min(tokenizer.turn_end_ids)
+    for row, given in zip(found["rows"], PAIRS, strict=False):
+        prompt = tokenizer.prompt_ids(json.loads(given["messages"]))
+        sampled = [*tokenizer.encode(given["chosen_text"]), end]
+        assert row["ids"] == [*prompt, *sampled, *tokenizer.encode("\n")]

@@ -38,7 +38,7 @@ def read(tokenizer_folder: str) -> dict[str, Any]:
     encoded = processor.preprocess_dataset({name: [row[name] for row in dataset] for name in dataset.column_names})
     rows = []
     for number in range(len(dataset)):
-        row = {}
+        row: dict[str, Any] = {"ids": encoded["chosen_input_ids"][number]}
         for side in ("chosen", "rejected"):
             ids, labels = encoded[f"{side}_input_ids"][number], encoded[f"{side}_labels"][number]
             learned = [label for label in labels if label != -100]
