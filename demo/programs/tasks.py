@@ -1,4 +1,4 @@
-"""Generate programming tasks in the format of ColBench, and write them to files.
+"""Generate programming tasks in the format of ColBench, and write them as questions of a run.
 
 A task is a pure function of (seed, split, index). The details that a request leaves open are drawn independently of it,
 so the same request occurs with different programs.
@@ -28,17 +28,16 @@ _MAX_TASKS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramTasks:
-    """Files of written tasks, one JSON object per line.
+class ProgramsFile:
+    """Written questions.
 
     Attributes:
-        train: Tasks to train on.
-        heldout: Tasks that measure; neither their things nor their pairs of hidden details are in `train`.
+        questions: JSON Lines file with the fields `question`, `reference`, `tests` and `split`.
     """
 
-    folder: Path
-    train: Path
-    heldout: Path
+    questions: Path
+    num_train: int
+    num_heldout: int
 
 
 def is_heldout(details: Details) -> bool:
@@ -77,34 +76,40 @@ def program_calls(details: Details, bits: int) -> dict[str, str]:
     return {f"test_{place}": f"{name}({argument!r})" for place, argument in enumerate(arguments, 1)}
 
 
-def write_tasks(folder: Path, *, train: int, heldout: int, seed: int = 0) -> ProgramTasks:
-    """Write `train.jsonl` and `heldout.jsonl`; equal parameters give equal bytes.
+def write_programs(folder: Path, *, train: int, heldout: int, seed: int = 0) -> ProgramsFile:
+    """Write `questions.jsonl`, with the payload of the environment `colbench/backend`; equal parameters, equal bytes.
 
     Args:
-        folder: where to write; created if missing. Files of earlier tasks there are replaced.
+        folder: where to write; created if missing. A file of earlier questions there is replaced.
         train: number of tasks to train on, at most 1,000.
-        heldout: number of tasks that measure, at most 1,000.
+        heldout: number of tasks that measure, at most 1,000; neither their things nor their pairs of hidden details
+            occur in those to train on.
         seed: selects the tasks.
 
     Raises:
         ConfigError: a number is out of range.
         StorageError: the folder cannot be written.
     """
-    written = ProgramTasks(folder, folder / "train.jsonl", folder / "heldout.jsonl")
-    sides: tuple[tuple[Split, int, Path], ...] = (
-        ("train", train, written.train),
-        ("heldout", heldout, written.heldout),
-    )
+    sides: tuple[tuple[Split, int], ...] = (("train", train), ("heldout", heldout))
+    rows = [_question(task, split) for split, count in sides for task in make_tasks(split, count, seed)]
+    path = folder / "questions.jsonl"
+    part = path.with_suffix(".part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for split, count, path in sides:
-            lines = [orjson.dumps(task) + b"\n" for task in make_tasks(split, count, seed)]
-            part = path.with_suffix(".part")
-            part.write_bytes(b"".join(lines))
-            part.replace(path)
+        part.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+        part.replace(path)
     except OSError as error:
         raise StorageError(f"the programming tasks cannot be written to {folder}: {error}") from error
-    return written
+    return ProgramsFile(path, train, heldout)
+
+
+def _question(task: Mapping[str, Any], split: Split) -> dict[str, Any]:
+    return {
+        "question": task["problem_description"],
+        "reference": task["ground_truth"],
+        "tests": task["test_cases"],
+        "split": split,
+    }
 
 
 _SALTS: Mapping[Split, int] = {"train": 301, "heldout": 302}

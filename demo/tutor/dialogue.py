@@ -44,8 +44,8 @@ def dialogue_role(conversation: Conversation) -> DialogueRole | None:
     """Return the role in a dialogue about a program that a prompt asks for; None if it is no such dialogue."""
     if ANSWER_MARKER in conversation.system:
         return "asker"
-    is_human = re.search(r"(?i)\bhidden\b", conversation.system + conversation.user)
-    return "human" if is_human and read_program(conversation.user) is not None else None
+    is_human = _AGENT.search(conversation.user) and read_program(conversation.user) is not None
+    return "human" if is_human else None
 
 
 def number_question(family: Family) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from treadle.core.errors import ConfigError, StorageError
 from treadle.demo.programs.families import FAMILIES, NUMBERS, Details, Family, read_program, read_request
-from treadle.demo.programs.tasks import NUM_CALLS, make_tasks, program_calls, write_tasks
+from treadle.demo.programs.tasks import NUM_CALLS, make_tasks, program_calls, write_programs
 
 Task = dict[str, Any]
 
@@ -129,23 +129,25 @@ def test_largest_worlds_can_be_made() -> None:
     assert [len(list(make_tasks(split, 1_000, 0))) for split in ("train", "heldout")] == [1_000, 1_000]
 
 
-def test_written_files_have_equal_bytes_for_equal_parameters(tmp_path: Path) -> None:
-    first, second = (write_tasks(tmp_path / name, train=30, heldout=10, seed=5) for name in ("a", "b"))
-    assert first.train.read_bytes() == second.train.read_bytes()
-    assert first.heldout.read_bytes() == second.heldout.read_bytes()
-    lines = first.train.read_bytes().splitlines()
-    assert [orjson.loads(line) for line in lines] == list(make_tasks("train", 30, 5))
-    assert {path.name for path in (tmp_path / "a").iterdir()} == {"train.jsonl", "heldout.jsonl"}
+def test_written_questions_have_equal_bytes_for_equal_parameters(tmp_path: Path) -> None:
+    first, second = (write_programs(tmp_path / name, train=30, heldout=10, seed=5) for name in ("a", "b"))
+    assert first.questions.read_bytes() == second.questions.read_bytes()
+    assert list((tmp_path / "a").iterdir()) == [first.questions]
+    rows = [orjson.loads(line) for line in first.questions.read_bytes().splitlines()]
+    assert [row["split"] for row in rows] == ["train"] * first.num_train + ["heldout"] * first.num_heldout
+    for row, task in zip(rows, [*make_tasks("train", 30, 5), *make_tasks("heldout", 10, 5)], strict=True):
+        assert (row["question"], row["reference"]) == (task["problem_description"], task["ground_truth"])
+        assert row["tests"] == task["test_cases"]
 
 
 def test_wrong_sizes_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 to 1,000 tasks of a split, not 1001"):
-        write_tasks(tmp_path, train=1_001, heldout=1)
+        write_programs(tmp_path, train=1_001, heldout=1)
     with pytest.raises(ConfigError, match="not 0"):
-        write_tasks(tmp_path, train=1, heldout=0)
+        write_programs(tmp_path, train=1, heldout=0)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written"):
-        write_tasks(tmp_path / "file", train=1, heldout=1)
+        write_programs(tmp_path / "file", train=1, heldout=1)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

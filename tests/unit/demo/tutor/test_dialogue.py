@@ -16,7 +16,7 @@ from treadle.demo.tutor.dialogue import ANSWER_MARKER, UNKNOWN, human_reply, rep
 from treadle.demo.tutor.settings import MODEL, ErrorRates, TutorSettings
 
 SYSTEM = f"Ask for what you need, then write {ANSWER_MARKER} and the code."
-HUMAN_PROMPT = "The human wants:\n{description}\n\nHidden code:\n{reference}\n\n{transcript}\n\nhuman:"
+HUMAN_PROMPT = "Your request:\n{description}\n\nThe code:\n{reference}\n\n{transcript}\n\nhuman:"
 Message = tuple[str, str]
 
 
