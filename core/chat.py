@@ -217,6 +217,10 @@ class ChatTokenizer:
             return self._guarded_ids(messages, self.render, tools)
         return self._whole_ids(self.render(messages, tools=tools))
 
+    def conversation_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the ids of a finished conversation as a whole, keeping spellings of control tokens as plain text."""
+        return self._rendered_ids(messages, functools.partial(self.render, open_turn=False))
+
     @functools.cached_property
     def tool_support(self) -> ToolSupport:
         """What the template does with tools."""

@@ -114,6 +114,7 @@ ENVIRONMENTS = Registry(
         "bfcl": "treadle.environments.bfcl.kind:BfclType",
         "service": "treadle.environments.remote.kind:ServiceType",
         "ledger": "treadle.environments.ledger.environment:Ledger",
+        "colbench/backend": "treadle.environments.colbench.kind:BackendType",
     },
     settings_of=lambda found, place: _type_of(found, place).settings,
 )

@@ -31,6 +31,7 @@ class Traits:
         writes_messages: Whether episodes write messages between turns of the model, not only blocks inside one.
         reads_payload: Whether episodes read the payload of tasks.
         roles: Names of the models that episodes ask.
+        scorer: Name of the scorer of tasks that name none, if the type does not score them itself.
     """
 
     resume: Resume = "reenact"
@@ -41,6 +42,7 @@ class Traits:
     writes_messages: bool = True
     reads_payload: bool = True
     roles: tuple[str, ...] = ()
+    scorer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ def scored_row(
         "parts": part_items({**_parts_of_episode(answer, scorer), **score.parts}),
         "scorer": score.scorer,
         "error": score.error,
+        "detail": score.detail or None,
         "efficiency": None if score.score is None else efficiency(score.score, row["calls_requested"]),
         "reasoning_tokens": reasoning_tokens(row, text, encoder),
         "output_chars": len(text),

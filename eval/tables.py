@@ -9,7 +9,7 @@ from treadle.environments.rollouts.tables import TOOL_COUNTS
 
 SCORES = Table(
     "scores",
-    7,
+    8,
     ("rollout_key",),
     pa.schema(
         [
@@ -52,6 +52,13 @@ SCORES = Table(
                 "what decided, such as status, choice, qa_f1, math_text, judge, or a name under `scorers`",
             ),
             column("error", pa.string(), "why there is no verdict", nullable=True),
+            column(
+                "detail",
+                pa.string(),
+                "JSON of the scorer: for `programs` a list of {name, call, passed, expected, got, error} of each test; "
+                "null for none",
+                nullable=True,
+            ),
             column(
                 "efficiency",
                 pa.float64(),

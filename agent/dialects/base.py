@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from treadle.agent.tools.schema import ToolSchema
     from treadle.core.chat_tools import ToolSupport
 
-__all__ = ["ANSWER", "FRAME", "REASONING", "RESULT", "TEXT", "TOOL_CALL", "Dialect", "Segment", "render"]
+__all__ = ["ANSWER", "FRAME", "PRIVATE", "REASONING", "RESULT", "TEXT", "TOOL_CALL", "Dialect", "Segment", "render"]
 
 TEXT = "text"
 """Kind of a segment of model text outside all markers."""
 
 RESULT = "result"
 """Kind of the segments with the result of a call inside the assistant's turn, which only the system writes."""
+
+PRIVATE = "private"
+"""Kind of a segment of model text that the partner of a dialogue is not shown."""
 
 FRAME = "frame"
 """Kind of the segments with the control tokens that a chat template puts between messages."""

@@ -19,6 +19,7 @@ class Score:
         scorer: Rule that decided; filled in for scorers of users.
         error: Why there is no verdict.
         parts: Further figures by name, as the scorer declares them.
+        detail: JSON with what decided, such as the outcome of each test; empty for none.
     """
 
     score: float | None
@@ -26,3 +27,4 @@ class Score:
     scorer: str = ""
     error: str | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""

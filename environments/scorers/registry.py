@@ -15,6 +15,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.registry import Registry
 from treadle.environments.scorers.answer import AnswerScorer
 from treadle.environments.scorers.base import Reads, Scale, Scorer
+from treadle.environments.scorers.outcome import OutcomeScorer
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _TAKEN = frozenset({"status", "empty", "judge"})
@@ -50,6 +51,7 @@ SCORERS = Registry(
         "environment": "treadle.environments.scorers.environment:EnvironmentScorer",
         "workspace_tests": "treadle.environments.scorers.workspace_tests:WorkspaceTestsScorer",
         "stdin_tests": "treadle.environments.scorers.stdin_tests:StdinTestsScorer",
+        "programs": "treadle.environments.scorers.programs.scorer:ProgramsScorer",
         "outcome": "treadle.environments.scorers.outcome:OutcomeScorer",
     },
     settings_of=_settings_of,
@@ -85,6 +87,11 @@ def _with_defaults(name: str, others: tuple[str, ...]) -> Scorer:
         return SCORERS.parse(name)
     except ValueError as error:
         raise ConfigError(f"scorer {name!r}: {error}") from error
+
+
+def reads_all(scorer: Scorer) -> bool:
+    """Return whether a scorer gets the whole rollout, not only its answer or its outcome."""
+    return not isinstance(scorer, (AnswerScorer, OutcomeScorer))
 
 
 def compares_answers(name: str) -> bool:

@@ -9,18 +9,22 @@ from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
+import orjson
+
 from treadle.agent.contract import Outcome, Task
 from treadle.agent.jobs.runner import cause_of
 from treadle.agent.outcome_values import as_number
 from treadle.core.answers.extraction import BY_CANDIDATE
 from treadle.core.answers.score import Score
 from treadle.environments.mixture import Environments
+from treadle.environments.registry import traits_of
 from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
 from treadle.environments.scorers.base import STATUS, Scorer, no_verdict
 from treadle.environments.scorers.environment import ENVIRONMENT, EnvironmentScorer
 from treadle.environments.scorers.outcome import LARGEST_SCORE, SUCCESS_SCORE, OutcomeScorer
-from treadle.environments.scorers.registry import scorer_named
+from treadle.environments.scorers.registry import reads_all, scorer_named
 from treadle.environments.scorers.user_loop import ScorerCall, UserLoop
+from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 
 ANSWERED = "answered"
@@ -28,6 +32,7 @@ FAILED = "failed"
 """Status of a rollout that infrastructure, not the policy, ended."""
 
 _MAX_ERROR_CHARS = 500
+_MAX_DETAIL_CHARS = 4_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -80,10 +85,9 @@ class OpenScorers:
         """Use the entries of the table `scorers`; `environments` are those that score their own tasks, by name."""
         self._entries = entries
         self._tools = tools or AnswerTools()
-        of_users = {name: scorer for name, scorer in entries.items() if reads_all(scorer)}
-        self._environments = {
-            name: NamedScorer(ENVIRONMENT, EnvironmentScorer().of(one)) for name, one in environments.items()
-        }
+        self._environments = {name: _scorer_of_type(one, entries) for name, one in environments.items()}
+        of_types = {one.name: one.scorer for one in self._environments.values() if one.name != ENVIRONMENT}
+        of_users = {name: scorer for name, scorer in {**entries, **of_types}.items() if reads_all(scorer)}
         self._users = UserLoop(of_users)
         self.reads_all = bool(of_users) or bool(environments)
         """Whether some rollouts are scored by all that is known of them, payload included."""
@@ -166,9 +170,12 @@ class OpenScorers:
         return scorer.compare(rollout.prediction, task.answers, task.choices, self._tools)
 
 
-def reads_all(scorer: Scorer) -> bool:
-    """Return whether a scorer gets the whole rollout, not only its answer or its outcome."""
-    return not isinstance(scorer, (AnswerScorer, OutcomeScorer))
+def _scorer_of_type(environment: EnvironmentSettings, entries: Mapping[str, Scorer]) -> NamedScorer:
+    """Return the scorer of tasks that name none: the one that their type names, else the environment itself."""
+    name = traits_of(environment).scorer
+    if name is None:
+        return NamedScorer(ENVIRONMENT, EnvironmentScorer().of(environment))
+    return NamedScorer(name, scorer_named(name, entries))
 
 
 def has_given(status: str, outcome: Outcome | None) -> bool:
@@ -217,7 +224,18 @@ def _verdict(name: str, scorer: Scorer, value: Any) -> Score:
     if (scorer.SCALE == "binary" and score not in (0, 1)) or (scorer.SCALE == "graded" and not 0 <= score <= 1):
         raise ValueError(f'scorer {name} gave {score:g}, but its SCALE is "{scorer.SCALE}"; set it to "reward"')
     correct = score > SUCCESS_SCORE if given.correct is None else bool(given.correct)
-    return Score(score, correct, name, parts=parts)
+    return Score(score, correct, name, parts=parts, detail=_detail_of(name, given.detail))
+
+
+def _detail_of(name: str, detail: str) -> str:
+    """Return the detail of a verdict; raise ValueError if it is no JSON, or too long."""
+    if len(detail) > _MAX_DETAIL_CHARS:
+        raise ValueError(
+            f"scorer {name} gave a detail of {len(detail):,} characters; give at most {_MAX_DETAIL_CHARS:,}"
+        )
+    if detail:
+        orjson.loads(detail)
+    return detail
 
 
 def _number(name: str, what: str, value: Any) -> float:

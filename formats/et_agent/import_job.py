@@ -19,11 +19,11 @@ from treadle.environments.registry import require_question
 from treadle.environments.rollouts.settings import RolloutsSettings, selected_questions
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.formats.et_agent.import_result import ImportResult, no_usable_rows
-from treadle.formats.et_agent.policy_tokenizer import policy_tokenizer
 from treadle.formats.et_agent.question_import import question_of
 from treadle.formats.et_agent.records import INITIAL, ImportKind, ImportRecord, RejectedRow, read_records
 from treadle.formats.et_agent.rows import ImportRows
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.exchange.policy_tokenizer import policy_tokenizer
 
 IMPORT_FILE = "imported.json"
 

@@ -14,7 +14,7 @@ from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.runs.stage import StageContext
 from treadle.environments.mixture import find_environment
 from treadle.environments.registry import traits_of
-from treadle.environments.scorers.scoring import reads_all
+from treadle.environments.scorers.registry import reads_all
 from treadle.rl.config import RlSettings
 from treadle.rl.training.launch import RlFolder
 from treadle.rl.training.stored_rows import (

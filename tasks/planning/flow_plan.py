@@ -18,7 +18,7 @@ from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.row_source import rolled_out_policy
 from treadle.environments.mixture import Environments
 from treadle.environments.scorers.base import Scorer
-from treadle.environments.scorers.registry import SCORERS, scorer_named
+from treadle.environments.scorers.registry import SCORERS, reads_all, scorer_named
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.phases import phase_model, phase_policy, sampling_model
 from treadle.stages.models import with_weights
@@ -59,7 +59,7 @@ class FlowPlan:
         address = Address(self.config.flow.iterations, "questions")
         named = {name for _, name in self.options(address, QuestionsSettings).named_scorers()}
         found = {name: scorer_named(name, self.config.scorers) for name in sorted(named)}
-        return {name: scorer for name, scorer in found.items() if name not in SCORERS.shipped}
+        return {name: scorer for name, scorer in found.items() if name not in SCORERS.shipped or reads_all(scorer)}
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -1,0 +1,122 @@
+"""Read what an agent writes to the person: private thoughts, the message that is shown, and the final answer.
+
+Paper: arXiv 2503.15478 (ColBench). Rules: docs/guides/colbench.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.agent.contract import ModelTurn
+from treadle.agent.dialects.base import ANSWER, PRIVATE, TEXT, Segment
+from treadle.agent.dialects.free import FreeDialect
+
+SHOWN = "OUTPUT:"
+"""What precedes the first of these markers is private; a second one ends what is shown."""
+FINAL = "I WANT TO ANSWER:"
+"""The text behind this marker, up to a second one, is the final answer."""
+_FENCE = "```"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Places in the text of one turn, in characters.
+
+    Attributes:
+        text: The text.
+        start: Where the visible part starts, behind `OUTPUT:`.
+        end: Where it ends; what follows is dropped.
+        final: Where `I WANT TO ANSWER:` starts in it; None without an answer.
+    """
+
+    text: str
+    start: int
+    end: int
+    final: int | None
+
+    @property
+    def visible(self) -> str:
+        """What the person is shown."""
+        return self.text[self.start : self.end]
+
+    @property
+    def stored(self) -> str:
+        """Private thoughts and visible part, without what is dropped."""
+        return self.text[: self.end]
+
+    @property
+    def answer(self) -> str | None:
+        """The final answer, with its white space; None without one."""
+        if self.final is None:
+            return None
+        return self.text[self.final + len(FINAL) : self.end].partition(FINAL)[0]
+
+    def segments(self) -> list[Segment]:
+        """Return the parts of the text without gaps or overlaps: private, shown, answer, dropped."""
+        shown_end = self.end if self.final is None else self.final
+        borders = [0, self.start, shown_end, self.end, len(self.text)]
+        kinds = (PRIVATE, TEXT, ANSWER, PRIVATE)
+        parts = zip(kinds, borders, borders[1:], strict=False)
+        return [Segment(kind, self.text[start:end], start, end) for kind, start, end in parts if start < end]
+
+
+def read_turn(text: str, *, legacy: bool = False) -> Reading:
+    """Read a turn. With `legacy`, `OUTPUT:` counts everywhere, as in the published program.
+
+    Otherwise `OUTPUT:` inside an answer is a part of it: only at the start of a line outside of fenced blocks does it
+    make what precedes it private.
+    """
+    final = text.find(FINAL)
+    shown = text.find(SHOWN)
+    if not legacy and final >= 0 and not 0 <= shown < final:
+        shown = _shown_behind(text, final, shown)
+        if shown < 0:
+            return Reading(text, 0, len(text), final)
+    start = shown + len(SHOWN) if shown >= 0 else 0
+    final = text.find(FINAL, start)
+    second = text.find(SHOWN, start) if shown >= 0 else -1
+    if second < 0 or (not legacy and 0 <= final < second):
+        return Reading(text, start, len(text), final if final >= 0 else None)
+    if not legacy and final > second:
+        return Reading(text, start, len(text), final)
+    return Reading(text, start, second, final if 0 <= final < second else None)
+
+
+def _shown_behind(text: str, final: int, shown: int) -> int:
+    """Return the place of the first `OUTPUT:` behind an answer's marker that is no part of its code; -1 for none."""
+    position, num_fences = final, 0
+    while shown >= 0:
+        before = text[position:shown]
+        num_fences += before.count(_FENCE)
+        _, newline, line = before.rpartition("\n")
+        if newline and not line.strip() and num_fences % 2 == 0:
+            return shown
+        position, shown = shown, text.find(SHOWN, shown + 1)
+    return -1
+
+
+@dataclass(frozen=True)
+class ColbenchDialect(FreeDialect):
+    """Dialect of free text in which a marker begins the answer; see `treadle.agent.dialects.base.Dialect`.
+
+    Attributes:
+        legacy: Whether markers are read as in the published program.
+    """
+
+    legacy: bool = False
+
+    def segments(self, text: str) -> list[Segment]:
+        """See `Dialect`: private, shown and final parts."""
+        return read_turn(text, legacy=self.legacy).segments()
+
+    def has_answer(self, turn: ModelTurn) -> bool:
+        """See `Dialect`."""
+        return read_turn(turn.text, legacy=self.legacy).answer is not None
+
+    def is_acted_on(self, segment: Segment) -> bool:
+        """See `Dialect`."""
+        return segment.kind == ANSWER
+
+    def as_json(self) -> dict[str, object]:
+        """See `Dialect`."""
+        return {"colbench": {"legacy": self.legacy}}

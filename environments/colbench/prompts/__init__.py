@@ -1,0 +1,12 @@
+"""Load the instructions of agent and person, one file each, written afresh after arXiv 2503.15478."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+
+@cache
+def instructions(name: str) -> str:
+    """Return one prompt, `agent` or `human`, without its final newline."""
+    return files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")

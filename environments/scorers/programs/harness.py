@@ -1,0 +1,231 @@
+"""Run inside a sandbox: make calls of a program's functions, each in a process of its own, and write what they return.
+
+The sandbox contains no other file of Treadle, so this module imports only the standard library. It reads one line of
+JSON: `code`, `calls`, `limit_s` (seconds per call), `legacy`, `packages` and `max_chars`. For each call it writes a
+line: the marker, the number of the call, and JSON with `value` (see `encoded`) or `error`. No code of the program runs
+in the process that writes these lines, unless the sandbox allows one process only.
+"""
+
+import hashlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import types
+from typing import Any
+
+MARKER = "treadle-result:"
+MAX_ERROR_CHARS = 300
+ENDED = "the process ended without a result"
+LATE = "time limit exceeded"
+BLOCK_BYTES = 65536
+
+
+class Incomparable(Exception):
+    """A value whose content cannot be compared."""
+
+
+def encoded(value: Any) -> list[Any]:
+    """Return a value as JSON: a list of its kind and its content.
+
+    Content is read by the methods of the built-in types, so a class that derives from one counts as that type, and
+    what the program's own classes say of equality does not matter. Raises Incomparable.
+    """
+    if value is None or isinstance(value, bool):
+        return ["bool", value] if isinstance(value, bool) else ["none"]
+    for base, encode in BUILT_IN:
+        if isinstance(value, base):
+            return encode(value)
+    module = type(value).__module__.partition(".")[0]
+    if module in BY_MODULE:
+        return BY_MODULE[module](value)
+    if type(value).__module__ == "solution":
+        return of_object(value)
+    raise Incomparable(f"a value of type {type(value).__name__} cannot be compared")
+
+
+def of_mapping(value: dict[Any, Any]) -> list[Any]:
+    """Return the pairs of a dict, sorted by their keys."""
+    return ["dict", sorted(([encoded(key), encoded(one)] for key, one in dict.items(value)), key=json.dumps)]
+
+
+def of_set(value: Any) -> list[Any]:
+    """Return the sorted items of a set; a frozen one is equal to one that is not."""
+    base = set if isinstance(value, set) else frozenset
+    return ["set", sorted(map(encoded, base.__iter__(value)), key=json.dumps)]
+
+
+def of_object(value: Any) -> list[Any]:
+    """Return the attributes of an instance of a class that the program defines, by its name."""
+    attributes = getattr(type(value), "__slots__", None)
+    if isinstance(attributes, (tuple, list)):
+        found = {name: getattr(value, name) for name in attributes if hasattr(value, name)}
+    else:
+        found = object.__getattribute__(value, "__dict__")
+    return ["object", type(value).__name__, of_mapping(found)]
+
+
+def of_numpy(value: Any) -> list[Any]:
+    """Return an array with its shape, or a scalar as the built-in number that it stands for."""
+    if hasattr(value, "ravel") and getattr(value, "shape", ()):
+        return ["array", list(value.shape), [encoded(one) for one in value.ravel().tolist()]]
+    plain = value.item() if hasattr(value, "item") else value
+    if type(plain) is type(value):
+        raise Incomparable(f"a value of type {type(value).__name__} cannot be compared")
+    return encoded(plain)
+
+
+def of_pandas(value: Any) -> list[Any]:
+    """Return a table, a column or an index; missing values are all equal."""
+    name = type(value).__name__
+    if name == "DataFrame":
+        columns = [[encoded(column), [encoded(one) for one in value[column].tolist()]] for column in value.columns]
+        return ["frame", [encoded(one) for one in value.index.tolist()], columns]
+    if hasattr(value, "tolist"):
+        index = value.index.tolist() if name == "Series" else []
+        return ["series", [encoded(one) for one in index], [encoded(one) for one in value.tolist()]]
+    return ["missing"] if name in ("NaTType", "NAType") else ["text", name, str(value)]
+
+
+def of_text(value: Any) -> list[Any]:
+    """Return the name of a type and the value as text, for types whose text says all."""
+    return ["text", type(value).__name__, str(value)]
+
+
+BUILT_IN: tuple[tuple[type, Any], ...] = (
+    (int, lambda value: ["int", hex(int.__add__(value, 0))]),
+    (float, lambda value: ["float", float.hex(value)]),
+    (complex, lambda value: ["complex", float.hex(value.real), float.hex(value.imag)]),
+    (str, lambda value: ["str", str.__getitem__(value, slice(None))]),
+    (bytes, lambda value: ["bytes", bytes.hex(value)]),
+    (bytearray, lambda value: ["bytes", bytearray.hex(value)]),
+    (list, lambda value: ["list", [encoded(one) for one in list.__iter__(value)]]),
+    (tuple, lambda value: ["tuple", [encoded(one) for one in tuple.__iter__(value)]]),
+    (dict, of_mapping),
+    (set, of_set),
+    (frozenset, of_set),
+    (range, lambda value: ["range", [hex(value.start), hex(value.stop), hex(value.step)]]),
+)
+"""Types in the order in which they are tried; bool, which is an int, is tried before."""
+BY_MODULE: dict[str, Any] = {
+    "numpy": of_numpy,
+    "pandas": of_pandas,
+    "sympy": of_text,
+    "decimal": of_text,
+    "fractions": of_text,
+    "datetime": of_text,
+    "collections": lambda value: ["list", [encoded(one) for one in value]],
+}
+"""Top-level module of a type -> how its values are encoded; of `collections` only `deque` is left here."""
+
+
+def outcome(task: dict[str, Any], call: str) -> dict[str, Any]:
+    """Define the program, make one call, and return its value or its error."""
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    scope = module.__dict__
+    names = {} if task["legacy"] else scope
+    try:
+        exec(compile(task["code"], "<solution>", "exec"), scope, names)
+        value = encoded(eval(compile(call, "<call>", "eval"), scope, names))
+        text = json.dumps(value)
+        if len(text) > task["max_chars"]:
+            value = ["large", hashlib.sha256(text.encode()).hexdigest()]
+        return {"value": value}
+    except BaseException as error:  # noqa: BLE001 -- the program can raise anything
+        return {"error": described(error)}
+
+
+def described(error: BaseException) -> str:
+    """Return the type of an exception and the beginning of its text."""
+    try:
+        return f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+    except BaseException:  # noqa: BLE001 -- the program's own exceptions can raise anything
+        return "an exception without a text"
+
+
+def isolated(task: dict[str, Any], call: str, report: int) -> bytes:
+    """Make one call in a process of its own, which is killed at the time limit; return JSON."""
+    source, sink = os.pipe()
+    try:
+        child = os.fork()
+    except OSError:
+        os.close(source)
+        os.close(sink)
+        return within_limit(task, call)
+    if child == 0:
+        try:
+            os.close(source)
+            os.close(report)
+            write_all(sink, line_of(outcome(task, call)))
+        finally:
+            os._exit(0)
+    os.close(sink)
+    try:
+        return receive(source, task["limit_s"], 2 * task["max_chars"])
+    finally:
+        os.close(source)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def within_limit(task: dict[str, Any], call: str) -> bytes:
+    """Make one call in this process, interrupted at the time limit."""
+
+    def interrupt(*_: Any) -> None:
+        raise TimeoutError(LATE)
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, task["limit_s"])
+    try:
+        return line_of(outcome(task, call))
+    except BaseException as error:  # noqa: BLE001 -- interrupted outside of the program
+        return line_of({"error": described(error)})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def line_of(result: dict[str, Any]) -> bytes:
+    """Return a result as one line of ASCII."""
+    return json.dumps(result).encode() + b"\n"
+
+
+def receive(source: int, limit_s: float, max_bytes: int) -> bytes:
+    """Return the line that the process of a call writes, or one that says why there is none."""
+    deadline = time.monotonic() + limit_s
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not select.select([source], [], [], left_s)[0]:
+            return line_of({"error": LATE})
+        part = os.read(source, BLOCK_BYTES)
+        if not part or len(data) > max_bytes:
+            return line_of({"error": ENDED})
+        data += part
+    return bytes(data)
+
+
+def write_all(sink: int, data: bytes) -> None:
+    """Write all of the data to a pipe."""
+    while data:
+        data = data[os.write(sink, data) :]
+
+
+def main() -> None:
+    """Read the task, make its calls in their order, and report each."""
+    task = json.loads(sys.stdin.readline())
+    report = os.dup(1)
+    silent = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(silent, stream)
+    for name in task["packages"]:
+        if name in task["code"]:
+            __import__(name)
+    for number, call in enumerate(task["calls"]):
+        write_all(report, f"\n{MARKER}{number} ".encode() + isolated(task, call, report))
+
+
+if __name__ == "__main__":
+    main()
