@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from treadle.demo.programs.tasks import write_programs
+from treadle.demo.programs.tasks import HELDOUT, write_programs
 from treadle.demo.world import World
 from treadle.demo.world_files import write_world
 
@@ -69,24 +69,27 @@ class ProgramsWorld:
     """World of programs that a human asks for.
 
     Attributes:
-        num_tasks: Tasks to train on.
+        num_taught: Tasks whose dialogues the tutor shows.
+        num_train: Other tasks to train on.
         num_heldout: Tasks that measure.
     """
 
-    num_tasks: int
+    num_taught: int
+    num_train: int
     num_heldout: int
 
     def write(self, folder: Path) -> tuple[str, dict[str, Any]]:
         """See `DemoWorld`."""
-        written = write_programs(folder, train=self.num_tasks, heldout=self.num_heldout)
-        said = f"{written.num_train:,} programming tasks to train on and {written.num_heldout:,} held out"
+        taught, train, heldout = self.num_taught, self.num_train, self.num_heldout
+        written = write_programs(folder, taught=taught, train=train, heldout=heldout)
+        said = f"{taught + train:,} programming tasks to train on and {heldout:,} held out"
         return said, program_tables(written.questions)
 
 
 def program_tables(questions: Path) -> dict[str, Any]:
     """Return the table that names the file of a written world of programs."""
-    source = {"path": str(questions), "dataset": "programs", "split_field": "split", "payload": ["reference", "tests"]}
-    return {"questions": {"sources": [source]}}
+    source = {"path": str(questions), "source_field": "dataset", "split_field": "split", "domain": "code"}
+    return {"questions": {"sources": [{**source, "scorer": "programs", "payload": ["reference", "tests"]}]}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,5 +140,17 @@ DEMOS: Mapping[str, Demo] = {
             "rollouts": {"sampling": {"max_tokens": 1024}},
             "overrides": {"1/rollouts@tutor": {"split": "heldout"}},
         },
+    ),
+    "colbench": Demo(
+        run="demo-colbench",
+        config=_HERE / "colbench.toml",
+        world=ProgramsWorld(num_taught=300, num_train=100, num_heldout=60),
+        engines=("serve", "sft"),
+        tutor_only={
+            "flow": {"stages": ["rollouts", "scores", "report"], "models": ["tutor"]},
+            "rollouts": {"sampling": {"max_tokens": 256}},
+            "overrides": {"1/rollouts@tutor": {"datasets": [HELDOUT]}},
+        },
+        tutors=("tutor", "human"),
     ),
 }

@@ -48,7 +48,19 @@ GAP_STEPS: Mapping[str, DemoStep] = {
     "report": DemoStep("tables and charts", 1),
 }
 """Steps of `treadle demo gap`; the times are estimates from those above, by numbers of tokens."""
-DEMO_STEPS = {"flywheel": STEPS, "gap": GAP_STEPS}
+COLBENCH_STEPS: Mapping[str, DemoStep] = {
+    "rollouts@tutor": DemoStep(
+        "the tutor asks a human, played by rule too, which program is wanted, and writes it", 10
+    ),
+    "scores@tutor": DemoStep("hidden tests run in sandboxes, each program apart from the reference", 30),
+    "sft_rows": DemoStep("right dialogues become fine-tuning rows, the human's messages masked", 1),
+    "sft": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on these rows", 240),
+    "rollouts@start": DemoStep("the fine-tuned model talks with the human about held-out tasks, on vLLM", 100),
+    "scores@start": DemoStep("hidden tests run on its programs", 10),
+    "report": DemoStep("tables and charts", 1),
+}
+"""Steps of `treadle demo colbench`; the times are estimates from those above, by numbers of tokens."""
+DEMO_STEPS = {"flywheel": STEPS, "gap": GAP_STEPS, "colbench": COLBENCH_STEPS}
 _OTHER = DemoStep("", 1)
 _PRIOR_S = 60.0
 """Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""

@@ -18,6 +18,8 @@ from treadle.demo.names import mix
 from treadle.demo.programs.families import FAMILIES, NUMBERS, THINGS, Details
 from treadle.demo.world import Split
 
+TAUGHT, TRAIN, HELDOUT = "programs-taught", "programs-train", "programs-heldout"
+"""Data sets: tasks of a tutor's dialogues, other tasks to train on, and tasks that measure."""
 NUM_CALLS = 10
 """Test calls of a task."""
 
@@ -32,12 +34,12 @@ class ProgramsFile:
     """Written questions.
 
     Attributes:
-        questions: JSON Lines file with the fields `question`, `reference`, `tests` and `split`.
+        questions: JSON Lines file with the fields `question`, `reference`, `tests`, `split` and `dataset`.
+        sizes: Data set -> its number of tasks.
     """
 
     questions: Path
-    num_train: int
-    num_heldout: int
+    sizes: Mapping[str, int]
 
 
 def is_heldout(details: Details) -> bool:
@@ -76,22 +78,27 @@ def program_calls(details: Details, bits: int) -> dict[str, str]:
     return {f"test_{place}": f"{name}({argument!r})" for place, argument in enumerate(arguments, 1)}
 
 
-def write_programs(folder: Path, *, train: int, heldout: int, seed: int = 0) -> ProgramsFile:
+def write_programs(folder: Path, *, taught: int, train: int, heldout: int, seed: int = 0) -> ProgramsFile:
     """Write `questions.jsonl`, with the payload of the environment `colbench/backend`; equal parameters, equal bytes.
 
     Args:
         folder: where to write; created if missing. A file of earlier questions there is replaced.
-        train: number of tasks to train on, at most 1,000.
-        heldout: number of tasks that measure, at most 1,000; neither their things nor their pairs of hidden details
-            occur in those to train on.
+        taught: number of tasks whose dialogues a tutor shows, in the data set `programs-taught`.
+        train: number of other tasks to train on, in `programs-train`; with the former at most 1,000.
+        heldout: number of tasks that measure, in `programs-heldout`, at most 1,000; neither their things nor their
+            pairs of hidden details occur in the others.
         seed: selects the tasks.
 
     Raises:
         ConfigError: a number is out of range.
         StorageError: the folder cannot be written.
     """
-    sides: tuple[tuple[Split, int], ...] = (("train", train), ("heldout", heldout))
-    rows = [_question(task, split) for split, count in sides for task in make_tasks(split, count, seed)]
+    for_training = list(make_tasks("train", taught + train, seed))
+    rows = [
+        *(_question(task, "train", TAUGHT) for task in for_training[:taught]),
+        *(_question(task, "train", TRAIN) for task in for_training[taught:]),
+        *(_question(task, "heldout", HELDOUT) for task in make_tasks("heldout", heldout, seed)),
+    ]
     path = folder / "questions.jsonl"
     part = path.with_suffix(".part")
     try:
@@ -100,15 +107,16 @@ def write_programs(folder: Path, *, train: int, heldout: int, seed: int = 0) -> 
         part.replace(path)
     except OSError as error:
         raise StorageError(f"the programming tasks cannot be written to {folder}: {error}") from error
-    return ProgramsFile(path, train, heldout)
+    return ProgramsFile(path, {TAUGHT: taught, TRAIN: train, HELDOUT: heldout})
 
 
-def _question(task: Mapping[str, Any], split: Split) -> dict[str, Any]:
+def _question(task: Mapping[str, Any], split: Split, dataset: str) -> dict[str, Any]:
     return {
         "question": task["problem_description"],
         "reference": task["ground_truth"],
         "tests": task["test_cases"],
         "split": split,
+        "dataset": dataset,
     }
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from treadle.core.errors import ConfigError
 from treadle.demo import quickstart
+from treadle.demo.demos import DEMOS
 from treadle.demo.quickstart import demo_configuration
 from treadle.demo.results import ModelCounts, first_and_last_rewards
-from treadle.demo.steps import GAP_STEPS, step_of
+from treadle.demo.steps import COLBENCH_STEPS, GAP_STEPS, step_of
 from treadle.tasks.config import overridden
 from treadle.tasks.planning.order import flow_addresses
 
@@ -129,6 +130,31 @@ def test_gap_demo_of_the_tutor_needs_no_engine_and_measures_held_out_questions(
     assert list(addresses) == ["1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
     assert overridden(config, addresses["1/rollouts@tutor"], config.rollouts).split == "heldout"
     assert {one.environment for one in config.questions.sources} == {"sequential", "parallel"}
+
+
+def test_colbench_demo_trains_on_the_tutors_dialogues_and_measures_held_out_tasks(
+    engines: set[str], tmp_path: Path
+) -> None:
+    name, config = demo_configuration("colbench", tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
+    assert name == "demo-colbench" and engines == set(DEMOS["colbench"].engines)
+    asked = {
+        address.qualifier: overridden(config, address, config.rollouts).datasets
+        for address in flow_addresses(config)
+        if address.stage == "rollouts"
+    }
+    assert asked == {"tutor": ("programs-taught",), "start": ("programs-heldout",)}
+    silent = [str(one) for one in flow_addresses(config) if not step_of(one, COLBENCH_STEPS).words]
+    assert silent == ["1/questions"]
+
+
+def test_colbench_demo_of_the_tutor_needs_no_engine_and_measures_held_out_tasks(
+    engines: set[str], tmp_path: Path
+) -> None:
+    name, config = demo_configuration("colbench", tmp_path, fresh=False, tutor_only=True, notify=lambda line: None)
+    assert name == "demo-colbench-tutor" and not engines
+    addresses = {str(address): address for address in flow_addresses(config)}
+    assert list(addresses) == ["1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
+    assert overridden(config, addresses["1/rollouts@tutor"], config.rollouts).datasets == ("programs-heldout",)
 
 
 def test_rollouts_are_counted_by_outcome() -> None:

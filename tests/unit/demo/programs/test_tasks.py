@@ -130,24 +130,25 @@ def test_largest_worlds_can_be_made() -> None:
 
 
 def test_written_questions_have_equal_bytes_for_equal_parameters(tmp_path: Path) -> None:
-    first, second = (write_programs(tmp_path / name, train=30, heldout=10, seed=5) for name in ("a", "b"))
+    first, second = (write_programs(tmp_path / name, taught=20, train=10, heldout=5, seed=5) for name in ("a", "b"))
     assert first.questions.read_bytes() == second.questions.read_bytes()
     assert list((tmp_path / "a").iterdir()) == [first.questions]
     rows = [orjson.loads(line) for line in first.questions.read_bytes().splitlines()]
-    assert [row["split"] for row in rows] == ["train"] * first.num_train + ["heldout"] * first.num_heldout
-    for row, task in zip(rows, [*make_tasks("train", 30, 5), *make_tasks("heldout", 10, 5)], strict=True):
+    assert [row["split"] for row in rows] == ["train"] * 30 + ["heldout"] * 5
+    assert Counter(row["dataset"] for row in rows) == first.sizes
+    for row, task in zip(rows, [*make_tasks("train", 30, 5), *make_tasks("heldout", 5, 5)], strict=True):
         assert (row["question"], row["reference"]) == (task["problem_description"], task["ground_truth"])
         assert row["tests"] == task["test_cases"]
 
 
 def test_wrong_sizes_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 to 1,000 tasks of a split, not 1001"):
-        write_programs(tmp_path, train=1_001, heldout=1)
+        write_programs(tmp_path, taught=1_000, train=1, heldout=1)
     with pytest.raises(ConfigError, match="not 0"):
-        write_programs(tmp_path, train=1, heldout=0)
+        write_programs(tmp_path, taught=1, train=1, heldout=0)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written"):
-        write_programs(tmp_path / "file", train=1, heldout=1)
+        write_programs(tmp_path / "file", taught=1, train=1, heldout=1)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
