@@ -25,6 +25,7 @@ from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
 from treadle.environments.planning.tools.pictures import PICTURES, read_picture
 from treadle.viewer import pages
 from treadle.viewer.catalogue import Catalogue, Snapshot
+from treadle.viewer.dialogue.hidden import hidden
 from treadle.viewer.guard import Guard
 from treadle.viewer.markup import printed, visible
 from treadle.viewer.metrics import metrics_text
@@ -56,6 +57,7 @@ def make_app(run: Run, trace_back: pages.TraceBack, *, refresh_s: float = _REFRE
     viewer = _Viewer(run, refresh_s)
     lineage = partial(pages.lineage, trace_back)
     shown: dict[str, _PageValues] = {"trajectory": pages.trajectory, "changes": pages.changes, "lineage": lineage}
+    shown["hidden"] = hidden
     routes = [
         Route("/", _handle_errors(viewer.overview)),
         Route("/static/{name}", _static),
@@ -213,7 +215,7 @@ def list_url(selection: Selection) -> str:
 
 
 def trajectory_url(instance: str, key: str, selection: Selection, page: str = "trajectory") -> str:
-    """Return the URL of a page of one trajectory (`trajectory`, `changes`, `lineage`, `json`), with the selection."""
+    """Return the URL of a page of one trajectory, such as `changes`, `hidden` or `json`, with the selection."""
     return f"/{page}/{_quoted(instance)}/{_quoted(key)}{selection.query()}"
 
 

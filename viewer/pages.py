@@ -99,7 +99,7 @@ def trajectory(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) 
     heads = turn_heads(one.segments, one.samples, one.row.get("turn_rewards") or (), one.row.get("num_turns") or 0)
     has_frames = any(piece.kind == FRAME for piece in pieces)
     return {
-        **_frame(snapshot, one, selection),
+        **frame(snapshot, one, selection),
         "pieces": pieces,
         "heads": heads,
         "trimmed": trimmed_places(one.segments),
@@ -125,7 +125,7 @@ def changes(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> 
     """Return the values of the page with the difference from the parent."""
     parent = read_segments(snapshot, one.facts["instance"], one.facts["parent"]) if one.facts["parent"] else None
     found = difference(parent, one.segments) if parent is not None else None
-    return {**_frame(snapshot, one, selection), "difference": found, "edit_text": one.row.get("edit_text", "")}
+    return {**frame(snapshot, one, selection), "difference": found, "edit_text": one.row.get("edit_text", "")}
 
 
 def lineage(trace_back: TraceBack, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
@@ -137,10 +137,10 @@ def lineage(trace_back: TraceBack, snapshot: Snapshot, one: LoadedTrajectory, se
         steps = trace_back(snapshot.run, key)
     except TreadleError as error:  # A table on the way may be damaged; the trajectory itself can still be shown.
         problem = str(error)
-    return {**_frame(snapshot, one, selection), "steps": steps, "problem": problem, "styles": _PLAIN_STYLES}
+    return {**frame(snapshot, one, selection), "steps": steps, "problem": problem, "styles": _PLAIN_STYLES}
 
 
-def _frame(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
+def frame(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
     """Return the values that all pages of a trajectory share."""
     index, found = snapshot.index, snapshot.index.find(selection)
     before, after, place = neighbours(found, one.number)

@@ -54,6 +54,8 @@ class LoadedTrajectory:
     calls: list[dict[str, Any]]
     """Ledger of tool calls; empty for `rl_rollouts`, which stores none."""
     question: dict[str, Any] | None
+    hides: bool
+    """Whether its task has something that is hidden from the agent."""
     score: dict[str, Any] | None
     """Row of `scores`."""
     sft_row: dict[str, Any] | None
@@ -93,6 +95,9 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> LoadedTrajec
     problems: list[str] = []
     with collect_problem(problems):
         question = snapshot.questions.row(facts["question_key"])
+    hides = False
+    with collect_problem(problems):
+        hides = bool(snapshot.questions.payload(facts["question_key"]))
     with collect_problem(problems):
         score = joined.scores.row(key, SCORES.schema.names) if joined.scores else None
     with collect_problem(problems):
@@ -107,6 +112,7 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> LoadedTrajec
         segments=orjson.loads(row["segments"]),
         calls=orjson.loads(row["tool_calls"]) if "tool_calls" in row else [],
         question=question,
+        hides=hides,
         score=score,
         sft_row=sft_row,
         problems=problems,

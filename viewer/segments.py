@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.agent.dialects.base import FRAME, REASONING, RESULT, TEXT, TOOL_CALL
+from treadle.agent.dialects.base import FRAME, PRIVATE, REASONING, RESULT, TEXT, TOOL_CALL
 from treadle.agent.dialects.tag_table import Tag
 from treadle.core.answers.extraction import ANSWER
 from treadle.environments.planning.tools.pictures import noted_picture
@@ -78,8 +78,8 @@ class ShownSegment:
 
     @property
     def is_folded(self) -> bool:
-        """True if the piece is collapsed at first: tool results, and reasoning that a service keeps apart, are long."""
-        return self.kind in (RESULT, REASONING)
+        """True if the piece is collapsed at first: tool results, and thoughts apart from the text, are long."""
+        return self.kind in (RESULT, REASONING, PRIVATE)
 
     @property
     def mask(self) -> str:
@@ -139,7 +139,7 @@ def pieces_of(
 
 def without_markers(segment: SegmentRow) -> tuple[str, bool]:
     """Return the text between a segment's markers, and whether the closing marker is missing."""
-    if not has_markers(segment["kind"]):
+    if segment["kind"] == PRIVATE or not has_markers(segment["kind"]):
         return segment["text"].strip("\n"), False
     kind: str = segment["kind"]
     text = segment["text"].strip()
@@ -196,7 +196,7 @@ def style_of(kind: str, calls: Collection[str], tool: str = "") -> str:
         calls: Kinds that are calls.
         tool: Name of the tool of a native call.
     """
-    if kind == REASONING:
+    if kind in (REASONING, PRIVATE):
         return "think"
     if kind in KNOWN_KINDS:
         return kind

@@ -230,6 +230,16 @@ class QuestionTables:
 
     def row(self, key: str) -> dict[str, Any] | None:
         """Return the row of a question, or None if the key is unknown. Raise ArtifactError if it cannot be read."""
-        names = ("question", "answers", "choices", "dataset", "domain", "split", "source_file", "source_row")
+        return self._columns(
+            key, ("question", "answers", "choices", "dataset", "domain", "split", "source_file", "source_row")
+        )
+
+    def payload(self, key: str) -> dict[str, Any]:
+        """Return what is hidden in a question; empty without any. Raise ArtifactError if it cannot be read."""
+        row = self._columns(key, ("payload",))
+        payload: dict[str, Any] = orjson.loads(row["payload"] or "{}") if row is not None else {}
+        return payload
+
+    def _columns(self, key: str, names: Sequence[str]) -> dict[str, Any] | None:
         found = (table.row(key, names) for table in self.tables)
         return next((row for row in found if row is not None), None)

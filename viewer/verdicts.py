@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from treadle.viewer.dialogue.outcomes import ShownTest, shown_tests
 from treadle.viewer.reading import LoadedTrajectory
 from treadle.viewer.trajectories import NO_VERDICT, NOT_JUDGED, PARTLY, RIGHT, WRONG
 
@@ -72,6 +73,7 @@ class ShownVerdict:
     votes: ShownVotes | None = None
     choice: ShownChoice | None = None
     error: str | None = None
+    tests: Sequence[ShownTest] = ()
 
     @property
     def style(self) -> str:
@@ -127,6 +129,7 @@ def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str,
         votes=_votes(row, judgements),
         choice=_choice(row, judgements),
         error=row["error"],
+        tests=shown_tests(row),
     )
 
 

@@ -39,16 +39,19 @@ def encode_dialogue(
 
     The ids are those of the whole conversation as the chat template renders it. Those of the agent's text, and the one
     that ends each of its turns, have the origin "re-encoded"; all others that of the system. A token across the border
-    of a turn counts as what precedes it. Raises RowRejected if the template writes anything but the messages as they
-    are, one behind the other.
+    of a turn counts as what precedes it. Raises RowRejected if the template writes anything but the messages, one
+    behind the other, each as it is or without white space around it.
     """
-    segments = dialogue_segments(turns, replies, dialect, codec)
     roles = itertools.cycle(("assistant", "user"))
     texts = [text for pair in itertools.zip_longest(turns, replies) for text in pair if text is not None]
     dialogue = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
     ids = codec.conversation_ids([*first_messages, *dialogue])
     text, prompt = codec.decode(ids), codec.decode(codec.prompt_ids(first_messages))
-    if not text.startswith(prompt + "".join(one.text for one in segments)):
+    for shown in (turns, [turn.strip() for turn in turns]):  # Some templates strip messages.
+        segments = dialogue_segments(shown, replies, dialect, codec)
+        if text.startswith(prompt + "".join(one.text for one in segments)):
+            break
+    else:
         raise RowRejected("rewritten", "the chat template changes messages of the dialogue, so they cannot be found")
     places = list(itertools.accumulate((len(one.text) for one in segments), initial=len(prompt)))
     counts = codec.counts_before(ids, text, places)

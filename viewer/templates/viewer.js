@@ -60,6 +60,7 @@
     t: () => go('[data-key="t"]'),
     c: () => go('[data-key="c"]'),
     l: () => go('[data-key="l"]'),
+    h: () => go('[data-key="h"]'),
     "?": () => dialog.showModal(),
   };
 

@@ -6,6 +6,8 @@ line: the marker, the number of the call, and JSON with `value` (see `encoded`) 
 in the process that writes these lines, unless the sandbox allows one process only.
 """
 
+import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -21,6 +23,7 @@ MAX_ERROR_CHARS = 300
 ENDED = "the process ended without a result"
 LATE = "time limit exceeded"
 BLOCK_BYTES = 65536
+SET_DEATH_SIGNAL = 1
 
 
 class Incomparable(Exception):
@@ -157,18 +160,30 @@ def isolated(task: dict[str, Any], call: str, report: int) -> bytes:
         return within_limit(task, call)
     if child == 0:
         try:
+            lead_group(0)
+            ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
             os.close(source)
             os.close(report)
             write_all(sink, line_of(outcome(task, call)))
         finally:
             os._exit(0)
+    # Both processes set the group, so that it is set before either goes further.
+    lead_group(child)
     os.close(sink)
     try:
         return receive(source, task["limit_s"], 2 * task["max_chars"])
     finally:
         os.close(source)
+        with contextlib.suppress(OSError):
+            os.killpg(child, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def lead_group(process: int) -> None:
+    """Let a process lead a group, with which the processes that it starts are killed; 0 for this one."""
+    with contextlib.suppress(OSError):
+        os.setpgid(process, process)
 
 
 def within_limit(task: dict[str, Any], call: str) -> bytes:

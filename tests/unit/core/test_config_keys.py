@@ -115,6 +115,7 @@ FIXED = {
     "PlanningSettings.type", "PlanningSettings.code_file", "PlanningSettings.code_sha256",
     "ServiceSettings.type", "ServiceSettings.code_file", "ServiceSettings.code_sha256", "ServiceSettings.tools",
     "LedgerSettings.type", "LedgerSettings.code_file", "LedgerSettings.code_sha256", "LedgerSettings.tools",
+    "ColbenchSettings.type", "ColbenchSettings.code_file", "ColbenchSettings.code_sha256", "ColbenchSettings.tools",
     "BfclSettings.type", "BfclSettings.code_file", "BfclSettings.code_sha256", "BfclSettings.tools",
     "HttpToolSettings.type", "HttpToolSettings.code_file", "HttpToolSettings.code_sha256",
     "McpSettings.type", "McpSettings.code_file", "McpSettings.code_sha256",
@@ -200,6 +201,8 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "PlanningCrawlSettings.summarizer": ("near",),
     "PlanningSettings.roles": ({},),
     "BfclSettings.roles": ({},),
+    "ColbenchSettings.roles": ({},),
+    "HumanRole.model": ("near",),
     "LedgerSettings.roles": ({},),
     "ServiceSettings.roles": ({},),
     "ServiceSettings.url": ("http://127.0.0.1:10",),
@@ -419,7 +422,13 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     }
     remote = {**played, "environment": {"type": "service", "roles": {"host": {"model": "near"}}}}
     ledger = {**played, "environment": {"type": "ledger", "roles": {"host": {"model": "near"}}}}
-    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact, played, remote, ledger)
+    talked = {
+        "models": {"near": near, "human": near},
+        "questions": {"sources": [{"path": f"{tmp_path}/questions.jsonl", "domain": "math"}]},
+        "environment": {"type": "colbench/backend", "roles": {"host": {"model": "near"}}},
+        "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near"]},
+    }
+    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact, played, remote, ledger, talked)
     return [load_config(TreadleConfig, data=data) for data in trees]
 
 

@@ -50,6 +50,19 @@ def test_judges_judge_but_do_not_answer_questions() -> None:
     assert FlowPlan(config(flow={"models": ["base", "large"]})).compared_models() == ("base", "large")
 
 
+def test_shipped_scorers_that_run_code_are_opened_too() -> None:
+    source = {"path": "x.jsonl", "dataset": "x", "domain": "code"}
+    sources = [
+        {**source, "scorer": "stdin_tests", "payload": ["tests"]},
+        {**source, "scorer": "programs", "payload": ["reference", "tests"]},
+        {**source, "scorer": "em", "answer_field": "answer"},
+    ]
+    made = config({}, questions={"sources": sources})
+    assert set(FlowPlan(made).scorers()) == {"stdin_tests", "programs"}
+    settings: Any = scores_of(made).settings
+    assert set(settings.scorers) == {"stdin_tests", "programs"}
+
+
 def test_no_judge_is_called_if_none_is_configured() -> None:
     settings: Any = scores_of(config({})).settings
     assert (settings.judges, settings.redundancy, settings.judge_digests, settings.seed) == ({}, None, (), 0)
