@@ -10,8 +10,10 @@ from treadle.core.errors import RunError
 from treadle.core.figures import Cell, Figures
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.demo.programs.tasks import HELDOUT
 from treadle.eval.statistics import wilson_interval
 
+_READ = ("question_key", "dataset", "correct", "score", "num_turns")
 _LABELS = {
     "tutor": "tutor (rules, no language model)",
     "start": "start (SmolLM2-135M, fine-tuned on the tutor's dialogues)",
@@ -35,14 +37,15 @@ class Dialogue:
 
 
 def dialogues_of(run: Run, model: str, iteration: int = 1) -> dict[str, list[Dialogue]]:
-    """Return question key -> scored dialogues of a model. Raises RunError without scores."""
+    """Return question key -> scored dialogues of a model about held-out tasks. Raises RunError without scores."""
     scored = run.record(Address(iteration, "scores", model))
     if scored is None:
         raise RunError(f"run {run.run_id} has no scores of {model} in iteration {iteration}")
     found: dict[str, list[Dialogue]] = {}
-    for row in run.rows(scored.outputs["scores"]).rows(("question_key", "correct", "score", "num_turns")):
-        dialogue = Dialogue(bool(row["correct"]), row["score"], row["num_turns"])
-        found.setdefault(row["question_key"], []).append(dialogue)
+    for row in run.rows(scored.outputs["scores"]).rows(_READ):
+        if row["dataset"] == HELDOUT:
+            dialogue = Dialogue(bool(row["correct"]), row["score"], row["num_turns"])
+            found.setdefault(row["question_key"], []).append(dialogue)
     return found
 
 
