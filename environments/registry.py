@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import SerializeAsAny, WrapValidator
 from typing_extensions import TypeAliasType
 
+from treadle.agent.contract import Task
 from treadle.core.errors import ConfigError
 from treadle.core.registry import Registry
 from treadle.environments.custom.base import Environment
@@ -34,6 +35,16 @@ def find_type(name: str, file: Path | None = None) -> EnvironmentType:
 def traits_of(settings: EnvironmentSettings) -> Traits:
     """Return the traits of an environment."""
     return environment_type(settings).traits(settings)
+
+
+def hidden_information(settings: EnvironmentSettings, task: Task) -> str | None:
+    """Return a sentence that states what the policy cannot see of a task; None if its environment hides nothing.
+
+    The task must have its hidden columns. Only critics, scorers and models that play other roles may read it.
+    """
+    state = getattr(environment_type(settings), "hidden_information", None)
+    found: str | None = None if state is None else state(settings, task)
+    return found
 
 
 def episode_name(settings: EnvironmentSettings, *, keeps_state: bool = False) -> str:

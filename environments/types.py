@@ -113,6 +113,13 @@ class EnvironmentType(Protocol):
         """Return facts about this machine that the stage's record keeps."""
         ...
 
+    def hidden_information(self, settings: Any, task: Task) -> str | None:
+        """Return a sentence that states what the policy cannot see of a task, for critics; None if there is nothing.
+
+        A type may lack this method.
+        """
+        ...
+
 
 def equal_options(size: int, seed: int) -> list[EpisodeOptions]:
     """Return the options of a group whose rollouts are all treated alike."""

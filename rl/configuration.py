@@ -1,15 +1,19 @@
-"""Define the tables of a run's configuration for reinforcement learning."""
+"""Define the tables of a run's configuration for reinforcement learning and training on preferences."""
 
 from __future__ import annotations
 
 from treadle.core.config import Section
+from treadle.rl.advantages.settings import AdvantagesOptions
+from treadle.rl.candidates.settings import CandidatesOptions
 from treadle.rl.config import RlOptions
 from treadle.rl.curriculum import CurriculumSettings
+from treadle.rl.dpo.config import DpoOptions
+from treadle.rl.preferences.settings import PreferencesOptions
 from treadle.rl.selection.settings import SelectionOptions
 
 
 class RlTables(Section):
-    """Tables of the stages `selection` and `rl`, and of their phases."""
+    """Tables of the stages that reinforce policies or train them on preferences."""
 
     selection: SelectionOptions = SelectionOptions()
     """Stage `selection`: which questions a phase of reinforcement learning trains on."""
@@ -17,3 +21,11 @@ class RlTables(Section):
     """Stage `rl`: how a policy is trained in one phase of reinforcement learning."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Phases of reinforcement learning."""
+    preferences: PreferencesOptions = PreferencesOptions()
+    """Stage `preferences`: which pairs of trajectories and turns are made."""
+    candidates: CandidatesOptions = CandidatesOptions()
+    """Stage `candidates`: how alternatives for turns are sampled."""
+    advantages: AdvantagesOptions = AdvantagesOptions()
+    """Stage `advantages`: how a critic scores these."""
+    dpo: DpoOptions = DpoOptions()
+    """Stage `dpo`: how a critic or a policy is trained on pairs."""

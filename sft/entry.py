@@ -25,7 +25,7 @@ def _settings(plan: Plan, address: Address) -> SftSettings:
 def _inputs(plan: Plan, address: Address) -> Inputs:
     model = plan.options(address, SftOptions).model
     checkpoint = named_checkpoint(model)
-    if any((made.stage, made.iteration) == (address.stage, address.iteration) for made in checkpoint):
+    if address in checkpoint:
         raise ConfigError(
             f"{address}: sft.model = {model} is the output of this stage; use `embedded`, a folder, a hub id, or "
             "a phase of the curriculum such as 1/rl@phase-1"

@@ -23,6 +23,7 @@ from treadle.core.llm.hosted import (
     refused_keys,
     refuses_system,
 )
+from treadle.core.llm.prompt_scores import parse_scored
 from treadle.core.llm.stops import KEPT, lacks_stop
 from treadle.core.llm.types import Completion, CompletionRequest, ServerFacts
 from treadle.core.llm.wire import Answer, chat_body, completion_body, num_images, parse_chat, parse_completion
@@ -46,6 +47,8 @@ class PoolCall:
     """Time at which to give up, on `clock`."""
     asked: PromptFacts | None = None
     """Request data that the answer is checked against; None if unknown."""
+    scored: tuple[int, ...] | None = None
+    """Ids of the prompt whose log-probabilities the answer must have; None for none."""
     clock: WorkClock = field(default_factory=work_clock)
     """Clock of the work that sends the request."""
     is_hedge: bool = False
@@ -90,6 +93,7 @@ class PoolCall:
             self.session,
             float("inf"),  # It ends with the attempt that it backs up.
             self.asked,
+            self.scored,
             WorkClock(),
             is_hedge=True,
             per_endpoint=avoid,
@@ -113,7 +117,10 @@ class PoolCall:
 
     def read(self, data: bytes) -> Answer:
         """Parse the body of a reply and check the answer; raise Failure if it is unusable."""
-        answer = (parse_chat if self.route == "chat" else parse_completion)(data)
+        if self.scored is not None:
+            answer = parse_scored(data, self.scored)
+        else:
+            answer = (parse_chat if self.route == "chat" else parse_completion)(data)
         return answer if self.asked is None else checked(answer, self.asked)
 
     def take_hedge_result(self) -> Answer:
@@ -150,6 +157,7 @@ class PoolCall:
             notes=self.odd + answer.notes,
             tool_calls=answer.tool_calls,
             reasoning=answer.reasoning,
+            prompt_logprobs=answer.prompt_logprobs,
         )
 
     def _lacks_stop(self, answer: Answer, endpoint: Endpoint) -> bool:
@@ -173,7 +181,8 @@ def completion_call(
     refused, styles = (facts.refused_keys, facts.stops) if facts is not None else ((), None)
     body = completion_body(settings.model, request, want_ids, extra=settings.extra_body, refused=refused)
     asked = prompt_facts(settings.model, request.prompt, request.max_tokens, request.stop, vocabulary, styles)
-    return PoolCall("completions", body, session, deadline, asked)
+    scored = tuple(request.prompt) if request.scores_prompt and isinstance(request.prompt, list) else None
+    return PoolCall("completions", body, session, deadline, asked, scored)
 
 
 def chat_call(

@@ -17,6 +17,7 @@ ODDITIES = {
     "no_usage": "had no usable token counts",
     "bad_tool_calls": "had tool calls that are none",
     "bad_ids": "had token ids that are no ids",
+    "no_logprobs": "lacked log-probabilities of their prompt, which a critic needs (vLLM: prompt_logprobs)",
     "unknown_ids": "had token ids beyond the tokenizer's vocabulary",
     "ids_not_text": "had token ids that do not spell their text",
     "usage": "had token counts that contradict their prompt, text or ids",

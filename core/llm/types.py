@@ -21,6 +21,7 @@ class CompletionRequest:
         sampling: Sampling parameters.
         stop: Strings that end the answer; the one that did is part of the text.
         seed: 0 <= seed < 2**63, derived by the caller from the request's content, never from its time.
+        scores_prompt: Whether to return the log-probabilities of the prompt, which must then be token ids (vLLM).
     """
 
     prompt: list[int] | str
@@ -28,6 +29,7 @@ class CompletionRequest:
     sampling: Sampling
     stop: tuple[str, ...]
     seed: int
+    scores_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Completion:
         seconds: Seconds from the call to the answer, including retries and waiting.
         retries: Attempts after the first, hedges included.
         logprobs: Log-probabilities of the sampled ids, one for each, if training asks for them.
+        prompt_logprobs: Log-probabilities of the prompt's ids after the first, if the request asked for them.
         entropies: Entropies in nats at the first sampled ids, if training asks for them.
         stop_dropped: Whether a stop string ended the answer, or may have, and the server left it out of the text. It is
             `stop_reason` if that is a stop string, else it is unknown. See `treadle.core.llm.stops`.
@@ -81,6 +84,7 @@ class Completion:
     notes: tuple[str, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
+    prompt_logprobs: tuple[float, ...] | None = None
 
     def to_json(self) -> bytes:
         """Return the bytes for the journal."""
@@ -91,7 +95,7 @@ class Completion:
         """Parse the bytes of `to_json`; raise ValueError for other bytes."""
         try:
             fields = orjson.loads(data)
-            for name in ("token_ids", "logprobs", "entropies", "notes"):
+            for name in ("token_ids", "logprobs", "entropies", "notes", "prompt_logprobs"):
                 if fields.get(name) is not None:
                     fields[name] = tuple(fields[name])
             fields["tool_calls"] = tuple([ToolCall(**call) for call in fields.get("tool_calls", ())])

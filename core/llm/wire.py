@@ -50,6 +50,8 @@ class Answer:
     """Tool calls of a chat answer."""
     reasoning: str = ""
     """Reasoning of a chat answer, outside its text."""
+    prompt_logprobs: tuple[float, ...] | None = None
+    """Log-probabilities of the prompt's ids after the first, if they were asked for."""
 
 
 _FINISH = {
@@ -99,6 +101,8 @@ def completion_body(
     body["include_stop_str_in_output"] = True
     if want_ids:
         body["return_token_ids"] = True
+    if request.scores_prompt:
+        body["prompt_logprobs"] = 0  # those of the prompt's own ids, without likelier ones
     leave_out_whole_top_p(body, refused)
     body.update(extra)
     return _dump(body)
@@ -178,14 +182,14 @@ def parse_completion(data: bytes) -> Answer:
 
     An error in a reply with status 200 is classified by the status in its `code`, if it has one.
     """
-    reply, choice = _only_choice(data)
+    reply, choice = only_choice(data)
     ids, largest = _checked_ids(choice.get("token_ids"), data)
     return _answer(reply, choice, choice.get("text"), data, ids, largest)
 
 
 def parse_probe(data: bytes) -> Answer:
     """Parse a completion like `parse_completion`, with the token ids of its prompt."""
-    _, choice = _only_choice(data)
+    _, choice = only_choice(data)
     return replace(parse_completion(data), prompt_ids=_checked_ids(choice.get("prompt_token_ids"), data)[0])
 
 
@@ -195,7 +199,7 @@ def parse_chat(data: bytes) -> Answer:
     Null content is empty text: a model that was cut off while it was thinking has written nothing yet, and one that
     calls tools may write none. The text of a `refusal` is treated like any other. Content in parts is joined.
     """
-    reply, choice = _only_choice(data)
+    reply, choice = only_choice(data)
     message = choice.get("message")
     if not isinstance(message, dict):
         return _answer(reply, choice, None, data)
@@ -284,7 +288,8 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     return tuple(calls)
 
 
-def _only_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+def only_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a reply and its only choice; raise Failure of kind `malformed` if it is no answer with one."""
     try:
         reply = load_json(data, keep_surrogates=True)
     except orjson.JSONDecodeError:

@@ -16,10 +16,10 @@ from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.prompts import CONVERT, PromptSet
 from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.datagen.texts.files import with_digest
-from treadle.datagen.texts.tokenizers import load_tokenizer
 from treadle.stages.entry import Inputs, NamedModel, StageEntry
 from treadle.stages.models import checked_model, checkpoints_of, role_of, served_tokenizer, tokenizer_folder
 from treadle.stages.plan import Plan
+from treadle.stages.tokenizers import load_tokenizer
 
 
 def _settings(plan: Plan, address: Address) -> ConversionSettings:

@@ -32,7 +32,7 @@ from treadle.datagen.conversion.tables import CONVERSIONS
 from treadle.datagen.conversion.teacher import Teacher
 from treadle.datagen.prompts import CONVERT, PromptSet
 from treadle.datagen.texts.rules import OVER_RATIO, over_ratio
-from treadle.datagen.texts.tokenizers import load_tokenizer
+from treadle.stages.tokenizers import load_tokenizer
 
 _CHUNK_ROWS = 128
 

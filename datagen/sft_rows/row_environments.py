@@ -16,10 +16,10 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ArtifactError, ConfigError, DataError, StageFailed
 from treadle.datagen.sft_rows.encoding import Prompt
 from treadle.datagen.sft_rows.settings import SftRowsSettings
-from treadle.datagen.texts.tokenizers import load_tokenizer
 from treadle.environments.mixture import table_of, unknown_environment
 from treadle.environments.rollouts.rows import first_tools
 from treadle.environments.settings import Digests, EnvironmentSettings
+from treadle.stages.tokenizers import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

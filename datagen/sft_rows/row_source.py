@@ -40,7 +40,9 @@ def row_source(plan: Plan, address: Address) -> RowSource:
 
 
 def rolled_out_policy(plan: Plan, iteration: int) -> str | None:
-    """Return the model whose rollouts become rows in an iteration, rewritten or not; None if no rollouts do."""
+    """Return the model whose rollouts become rows or pairs in an iteration, rewritten or not; None if none do."""
+    if "preferences" in plan.stages:
+        return policy_of(plan, iteration)
     if "conversion" in plan.stages and not plan.options(Address(iteration, "conversion"), ConversionOptions).texts:
         return policy_of(plan, iteration)
     if "sft_rows" not in plan.stages or row_source(plan, Address(iteration, "sft_rows")) != "rollouts":

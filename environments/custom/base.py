@@ -116,6 +116,11 @@ class Environment:
         for row in no_tasks:
             yield row
 
+    @classmethod
+    def hidden_information(cls, settings: Any, task: Task) -> str | None:
+        """Return a sentence that states what the policy cannot see of a task, for critics; None if there is nothing."""
+        return None
+
     async def ask(self, role: str, messages: Sequence[Mapping[str, str]]) -> str:
         """Ask a model of the run; the answer is journaled, so it is not asked again when turns are acted again."""
         if self._models is None:

@@ -69,6 +69,10 @@ class CustomType:
             raise ConfigError(f"{self.name}.tasks returned a {type(tasks).__name__}: write `async def` with `yield`")
         return aiter(tasks)
 
+    def hidden_information(self, settings: EnvironmentSettings, task: Task) -> str | None:
+        """See `EnvironmentType`."""
+        return self._environment.hidden_information(settings, task)
+
     @contextlib.asynccontextmanager
     async def open(self, settings: EnvironmentSettings, resources: Resources) -> AsyncIterator[CustomRuntime]:
         """Open what the class shares, and its tools."""

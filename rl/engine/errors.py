@@ -6,6 +6,7 @@ import traceback
 
 from treadle.core.engines.errors import Diverged, NothingLearned, is_out_of_memory
 from treadle.core.engines.events import EventFile
+from treadle.core.engines.export_model import BaseModelMissing
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 from treadle.rl.engine.dynamic_sampling import NoSpread
 
@@ -24,6 +25,7 @@ _KINDS: dict[type[Exception], str] = {
     BadEnvironment: "environment",
     ToolError: "tools",
     EndpointUnavailable: "tools",
+    BaseModelMissing: "no_model",
     Diverged: "diverged",
     NothingLearned: "nothing_learned",
     NoSpread: "no_spread",

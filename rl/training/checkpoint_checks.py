@@ -7,14 +7,13 @@ import logging
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.training import Greedy
 from treadle.core.engines.weights.files import weight_files
 from treadle.core.errors import StageFailed, TreadleError
 from treadle.core.store.storage import storage_errors
-from treadle.rl.training.launch import Reinforcement
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +28,26 @@ DOUBTFUL_MARGIN = 0.5
 are kept in fp32 during training and written in 16 bits."""
 
 
-def check_exported(done: Reinforcement, start: Path, tokenizer: ChatTokenizer, *, moved_to: Path, address: str) -> None:
+class Exported(Protocol):
+    """Finished training of a policy whose model was written."""
+
+    @property
+    def model(self) -> Path:
+        """Folder of the model."""
+        ...
+
+    @property
+    def greedy(self) -> Greedy | None:
+        """Greedy completion by the written model."""
+        ...
+
+    @property
+    def live_greedy(self) -> Greedy | None:
+        """Greedy completion of the same prompt by the model in training."""
+        ...
+
+
+def check_exported(done: Exported, start: Path, tokenizer: ChatTokenizer, *, moved_to: Path, address: str) -> None:
     """Raise StageFailed if the exported policy does not match its base model or the policy in training.
 
     The exported folder is then moved to `moved_to`, so that the next attempt exports the policy again.

@@ -41,7 +41,12 @@ RECIPES = Registry(
     key="flow.recipe",
     group="treadle.recipes",
     example="my_recipes.py:Mine",
-    shipped={"calibrate": "treadle.stages.recipes.calibrate:Calibrate"},
+    shipped={
+        "calibrate": "treadle.stages.recipes.calibrate:Calibrate",
+        "sweet": "treadle.stages.recipes.sweet:Sweet",
+        "sweet-baselines": "treadle.stages.recipes.sweet:SweetBaselines",
+        "multi-turn-dpo": "treadle.stages.recipes.sweet:MultiTurnDpo",
+    },
     settings_of=_recipe,
 )
 """Recipes by name."""

@@ -36,7 +36,7 @@ def check(job: Mapping[str, Any], events: EventFile) -> None:
 
     plan = plan_of(job)
     arguments = trl_arguments(plan, Path(job["output"]))
-    _check_names(GRPOConfig, arguments)
+    check_names(GRPOConfig, arguments)
     try:
         GRPOConfig(**arguments)
         if (lora := lora_arguments(plan)) is not None:
@@ -87,7 +87,8 @@ def finish(job: Mapping[str, Any], events: EventFile) -> None:
     events.write("greedy", **greedy_ids(folder, prompt, job["greedy_tokens"]))
 
 
-def _check_names(config: Any, arguments: dict[str, Any]) -> None:
+def check_names(config: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise BadPlan for arguments that a configuration class of TRL does not have, with the closest names."""
     known = {field.name for field in dataclasses.fields(config) if field.init}
     problems = []
     for name in arguments.keys() - known:

@@ -50,7 +50,8 @@ class ByteCodec:
 class Reply:
     """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` omits them. `refusal` is
     sent over the chat route instead of a text, and `calls` (name, arguments) as native tool calls next to it, after
-    `reasoning` outside the text.
+    `reasoning` outside the text. `prompt_logprobs` are sent, for the prompt's ids after the first, if they are asked
+    for.
     """
 
     text: str
@@ -62,6 +63,7 @@ class Reply:
     refusal: str | None = None
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     reasoning: str = ""
+    prompt_logprobs: tuple[float, ...] | None = None
 
 
 Stops = Literal["kept", "named", "dropped", "ignored", "mute"]
@@ -321,6 +323,10 @@ class ScriptedServer:
                 given = recorded.prompt
                 text_ids = [*self._bos, *self.codec.encode(given)] if isinstance(given, str) else given
                 choice["prompt_token_ids"] = text_ids
+        if "prompt_logprobs" in recorded.body and reply.prompt_logprobs is not None:
+            assert isinstance(recorded.prompt, list)
+            pairs = zip(recorded.prompt[1:], reply.prompt_logprobs, strict=True)
+            choice["prompt_logprobs"] = [None, *({str(token): {"logprob": value}} for token, value in pairs)]
         num_prompt = (
             len(recorded.prompt) if isinstance(recorded.prompt, list) else len(self.codec.encode(recorded.text))
         )

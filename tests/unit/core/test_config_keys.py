@@ -71,6 +71,12 @@ PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens Poo
 PoolOptions.pending_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
 PhaseRollouts.pending_pause_s PhaseRollouts.pending_retries PhaseRollouts.shards PhaseRollouts.wall_limit_s
+AdvantagesOptions.max_concurrent AdvantagesOptions.max_cost AdvantagesOptions.max_total_tokens
+AdvantagesOptions.pending_pause_s AdvantagesOptions.pending_retries CandidatesOptions.max_concurrent
+CandidatesOptions.max_cost CandidatesOptions.max_total_tokens CandidatesOptions.pending_pause_s
+CandidatesOptions.pending_retries DpoOptions.devices DpoOptions.gradient_checkpointing DpoOptions.num_devices
+DpoOptions.per_device_batch_size DpoOptions.preset DpoOptions.save_steps DpoOptions.stall_timeout_s DpoOptions.threads
+DpoOptions.trackers DpoOptions.variant
 PlanningSearchSettings.cache_folder PlanningSearchSettings.corpus PlanningSearchSettings.index_folder
 PlanningSearchSettings.num_threads
 CodeSandboxSettings.interpreter CodeSandboxSettings.max_running CodeSandboxSettings.pool_size
@@ -163,6 +169,10 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "QuestionSettings.format_prompts": ({"assertion": "Yes or no?"},),
     "SftOptions.preset": ("et-agent-7b",),
     "RlOptions.preset": ("et-agent-7b",),
+    "AdvantagesOptions.critic": ("near",),
+    "DpoOptions.preset": ("sweet-llama-8b",),
+    "DpoOptions.devices": ([1],),
+    "DpoOptions.trackers": (["wandb"],),
     "RlOptions.devices": ([1],),
     "RlOptions.engine": ("trl",),
     "SftOptions.engine": ("support.training.own_engines:CopySft",),
@@ -361,6 +371,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "conversion": {"texts": [{"path": f"{tmp_path}/texts.jsonl"}]},
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
+        "dpo": {"finetuning_type": "lora"},
         "report": {"prices": {"vllm": {"prompt_per_million": 0.5, "completion_per_million": 1.5}}},
         "scores": {
             "judges": {"on_failed": "rule", "domains": ["qa", "math"]},

@@ -1,0 +1,1 @@
+"""What the trainers of transformers share; runs in the environments of engines."""

@@ -1,0 +1,1 @@
+"""Advantages of candidates for turns, from a critic."""

@@ -1,0 +1,182 @@
+"""Score candidates by teacher forcing: the log-probability of their ids under critic and reference, from the servers.
+
+Both sums are over the same ids, so equal models give 0. Each turn is a job in a journal that resumes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import statistics
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from treadle.agent.jobs.keys import job_key, shared_digest
+from treadle.agent.jobs.stage import JobStage
+from treadle.agent.model_sessions import ModelSession, ModelSessions
+from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.types import CompletionRequest
+from treadle.core.runs.stage import StageContext
+from treadle.core.work_clock import timed_work
+from treadle.rl.advantages.settings import AdvantagesSettings
+from treadle.rl.preferences.aggregates import advantage
+from treadle.rl.preferences.critic_prompts import HiddenStatements, PromptRenderer
+from treadle.rl.preferences.tables import ADVANTAGES
+
+_READ = (
+    "turn_key", "candidate", "rollout_key", "question_key", "environment", "turn", "first_messages", "tool_schemas",
+    "prompt_ids", "num_first_ids", "ids", "mask", "num_tokens", "tokenizer_digest",
+)  # fmt: skip
+_COPIED = ("turn_key", "candidate", "rollout_key", "question_key", "turn", "num_tokens")
+_ONE_TOKEN = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTurn:
+    """Job: the candidates of one turn, as rows of `candidates`; `key` owns its records in the journal."""
+
+    key: str
+    candidates: Sequence[Mapping[str, Any]]
+
+
+class AdvantagesRun(JobStage[ScoredTurn]):
+    """State of one attempt of the stage."""
+
+    NOUN = "turns"
+
+    def __init__(self, context: StageContext) -> None:
+        self._settings: AdvantagesSettings = context.settings
+        super().__init__(context, self._settings.options)
+        self._shared = shared_digest(self._settings, context.inputs)
+        self._statements: HiddenStatements | None = None
+        self._sessions: dict[str, ModelSession] = {}
+        self._prompts: PromptRenderer | None = None
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
+        settings = self._settings
+        asked = (
+            ("reference", settings.reference_name, settings.reference),
+            ("critic", settings.critic_name, settings.critic),
+        )
+        for role, name, model in asked:
+            self._sessions[role] = await sessions.model(name, model, settings.tokenizer_digest)
+            if self._sessions[role].codec is None:
+                raise ConfigError(
+                    f"models.{name}: the {role} scores token ids, which its server does not take; serve it with vLLM, "
+                    "and set its tokenizer"
+                )
+        tokenizer = self._sessions["reference"].tokenizer
+        assert isinstance(tokenizer, ChatTokenizer)
+        self._prompts = PromptRenderer(settings, tokenizer)
+        if settings.hidden:
+            keys = frozenset(turn.candidates[0]["question_key"] for turn in self._jobs())
+            self._statements = HiddenStatements(settings, self._context.inputs["questions"], keys)
+        yield
+
+    async def _run_job(self, job: ScoredTurn) -> None:
+        contexts = self._contexts(job.candidates[0])
+        with timed_work() as clock:
+            deadline = clock.time() + self._settings.options.turn_time_s
+            asked = [(role, row) for role in contexts for row in job.candidates]
+            scored = await asyncio.gather(
+                *(self._score(job, role, contexts[role], row, deadline) for role, row in asked)
+            )
+        sums = {role: [] for role in contexts}
+        for (role, _), (total, _) in zip(asked, scored, strict=True):
+            sums[role].append(total)
+        self._journal.finish(job.key, orjson.dumps({**sums, "prompt_tokens": sum(used for _, used in scored)}))
+        self._context.progress.advance(1)
+
+    def _contexts(self, row: Mapping[str, Any]) -> dict[str, list[int]]:
+        """Return the token ids that critic and reference see before the candidates of a turn."""
+        assert self._prompts is not None
+        plain, num_first = list(row["prompt_ids"]), row["num_first_ids"]
+        self._prompts.check(row, plain[:num_first])
+        hidden = plain
+        if self._statements is not None:
+            hidden = [*self._prompts.ids(row, self._statements.of(row["question_key"])), *plain[num_first:]]
+        is_conditioned = self._settings.options.reference_conditioning == "hidden_info"
+        return {"critic": hidden, "reference": hidden if is_conditioned else plain}
+
+    async def _score(
+        self, job: ScoredTurn, role: str, context: list[int], row: Mapping[str, Any], deadline: float
+    ) -> tuple[float, int]:
+        """Return the summed log-probability of a candidate's masked ids, and the number of tokens that it took."""
+        unit = f"{role}/{row['candidate']}"
+        if (known := self._journal.get(job.key, unit)) is not None:
+            total, used = orjson.loads(known)
+            return total, used
+        session, prompt = self._sessions[role], [*context, *row["ids"]]
+        window = session.facts.max_model_len
+        if window is not None and len(prompt) >= window:
+            raise ConfigError(
+                f"models.{session.name}: the {role} needs a window of {len(prompt) + 1:,} tokens for turn "
+                f"{row['turn_key']}, but its server has {window:,}; raise max_model_len"
+            )
+        request = CompletionRequest(prompt, 1, _ONE_TOKEN, (), 0, scores_prompt=True)
+        done = await session.meter.complete(request, session=f"{role} {row['turn_key']}", deadline=deadline)
+        assert done.prompt_logprobs is not None
+        own = done.prompt_logprobs[len(context) - 1 :]
+        total = sum(logprob for logprob, kept in zip(own, row["mask"], strict=True) if kept)
+        self._journal.append(job.key, unit, orjson.dumps([total, done.prompt_tokens + done.completion_tokens]))
+        return total, done.prompt_tokens + done.completion_tokens
+
+    def _count_earlier(self) -> None:
+        """Charge the budget with what earlier attempts used."""
+        for job in self._own_jobs():
+            if self._journal.is_finished(job.key):
+                self._budget.count(self._settings.critic, self._stored(job.key)["prompt_tokens"], 0)
+            else:
+                for unit in self._journal.units(job.key):
+                    used = orjson.loads(self._journal.get(job.key, unit) or b"[0, 0]")[1]
+                    self._budget.count(self._settings.critic, used, 0)
+
+    def _jobs(self) -> Iterator[ScoredTurn]:
+        rows = (row for table in self._context.inputs["candidates"] for row in table.rows(_READ))
+        for turn_key, group in itertools.groupby(rows, key=lambda row: row["turn_key"]):
+            usable = [row for row in group if row["num_tokens"]]
+            if usable:
+                ids = [[row["ids"], row["mask"]] for row in usable]
+                yield ScoredTurn(job_key(self._shared, turn_key, usable[0]["prompt_ids"], ids), usable)
+
+    def write(self) -> Mapping[str, Any]:
+        """Write a row for each candidate and return the metrics; raise StageFailed if critic and reference agree."""
+        self.check_pending()
+        advantages: list[float] = []
+        num_turns = num_failed = 0
+        for job in self._jobs():
+            if not self._journal.is_finished(job.key):
+                num_failed += 1
+                continue
+            rows = list(self._rows(job, self._stored(job.key)))
+            self._context.write(ADVANTAGES.kind, rows)
+            advantages += [row["advantage"] for row in rows]
+            num_turns += 1
+        if not any(advantages):
+            raise StageFailed(
+                f"{self._context.address}: all {len(advantages):,} advantages are 0: the critic is no other model than "
+                "the reference; check that `dpo@critic` trained it, and that the right checkpoint is served"
+            )
+        return {
+            "turns": num_turns,
+            "candidates": len(advantages),
+            "mean_advantage": statistics.fmean(advantages),
+            "std_advantage": statistics.pstdev(advantages),
+            **({"failed_turns": num_failed} if num_failed else {}),
+        }
+
+    def _rows(self, job: ScoredTurn, stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for row, critic, reference in zip(job.candidates, stored["critic"], stored["reference"], strict=True):
+            yield {
+                **{name: row[name] for name in _COPIED},
+                "critic_sum": critic,
+                "reference_sum": reference,
+                "advantage": advantage(critic, reference, row["num_tokens"], is_mean=self._settings.is_mean),
+            }

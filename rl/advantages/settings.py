@@ -1,0 +1,41 @@
+"""Define the settings of the stage `advantages`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from treadle.core.llm.config import ModelSettings
+from treadle.environments.mixture import MixedSettings
+from treadle.rl.preferences.settings import TurnRequests
+
+
+class AdvantagesOptions(TurnRequests):
+    """Options of how a critic scores candidates. See docs/behaviour/preferences.md."""
+
+    critic: str | None = None
+    """Name under `models` of the model whose settings serve the critic, such as its devices; none means the policy's.
+    Its weights are always those of `dpo@critic`."""
+    reference_conditioning: Literal["none", "hidden_info"] = "none"
+    """What the reference sees: the prompt of the policy (`none`, as in the released code of SWEET-RL), or that of the
+    critic with its hidden information, as in the paper."""
+
+
+class AdvantagesSettings(MixedSettings):
+    """All settings that an instance of the stage reads."""
+
+    critic_name: str
+    """Name of the model whose settings serve the critic."""
+    critic: ModelSettings
+    """The critic."""
+    reference_name: str
+    """Name of the reference."""
+    reference: ModelSettings
+    """The policy that the candidates were sampled from."""
+    tokenizer_digest: str = ""
+    """Required digest of the tokenizer; empty accepts any."""
+    hidden: bool = True
+    """Whether the critic sees hidden information, as it did in its training."""
+    is_mean: bool = True
+    """Whether advantages are per token; false for a critic that was trained on sums."""
+    options: AdvantagesOptions = AdvantagesOptions()
+    """Limits of the requests, and conditioning."""

@@ -1,0 +1,1 @@
+"""Alternatives for turns of rollouts, sampled from the policy."""

@@ -1,0 +1,225 @@
+"""The stages `candidates` and `advantages` over HTTP: contexts, spans, budgets, resuming, and pairs of turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.preferences.desk import CANARY, Desk
+from support.preferences.table_server import TableScript
+from support.servers.scripted_server import ScriptedServer, served
+from support.tables.score_tables import NO_IDS, put_rows
+
+from treadle.core.errors import BudgetExceeded, StageFailed
+from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.stage import Instance
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.rl.advantages.entry import ADVANTAGES_STAGE
+from treadle.rl.advantages.settings import AdvantagesOptions, AdvantagesSettings
+from treadle.rl.candidates.entry import CANDIDATES_STAGE
+from treadle.rl.candidates.settings import CandidatesOptions, CandidatesSettings
+
+
+class Bench:
+    """A desk with servers for policy and critic."""
+
+    def __init__(self, desk: Desk, policy: ScriptedServer, critic: ScriptedServer, *, force: bool = True) -> None:
+        self.desk = desk
+        self._force = force
+        self._servers = {"policy": policy, "critic": critic}
+
+    def _model(self, role: str) -> ModelSettings:
+        return ModelSettings.model_validate(
+            {
+                "model": "scripted",
+                "tokenizer": self.desk.tokenizer.folder,
+                "endpoints": [{"url": self._servers[role].url}],
+                "revision": role,
+            }
+        )
+
+    def _run(self, name: str, stage: Any, settings: Any, **inputs: str) -> StageRecord:
+        bound = {key: (Address.parse(text),) for key, text in inputs.items()}
+        instance = Instance(address=Address.parse(f"1/{name}"), stage=stage, settings=settings, inputs=bound)
+        return execute(instance, self.desk.run, force=self._force)
+
+    def candidates(self, **options: Any) -> StageRecord:
+        given = {"num_candidates": 4, "sampling": Sampling(max_tokens=64), **options}
+        settings = CandidatesSettings(
+            model_name="base",
+            model=self._model("policy"),
+            environment=self.desk.environment,
+            options=CandidatesOptions(**given),
+            seed=1,
+        )
+        inputs = {"rollouts": "1/rollouts@base", "questions": "1/questions"}
+        return self._run("candidates", CANDIDATES_STAGE, settings, **inputs)
+
+    def advantages(self, *, hidden: bool = True, is_mean: bool = True, **options: Any) -> StageRecord:
+        settings = AdvantagesSettings(
+            critic_name="critic",
+            critic=self._model("critic"),
+            reference_name="base",
+            reference=self._model("policy"),
+            environment=self.desk.environment,
+            hidden=hidden,
+            is_mean=is_mean,
+            options=AdvantagesOptions(**options),
+        )
+        inputs = {"candidates": "1/candidates", "questions": "1/questions", "checkpoint": "1/dpo@critic"}
+        return self._run("advantages", ADVANTAGES_STAGE, settings, **inputs)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    made = Desk(tmp_path)
+    made.put({"a": (1.0, 0.0), "b": (1.0, 0.0), "c": (1.0, 0.0)}, held_out=("c",))
+    return made
+
+
+def likes_ones(prompt: list[int]) -> tuple[float, ...]:
+    """Give the digit 1 a higher log-probability than all other ids."""
+    return tuple(-0.5 if token == ord("1") else -1.0 for token in prompt[1:])
+
+
+@pytest.mark.covers("sweet-19")
+def test_each_turn_of_the_split_train_gets_candidates_in_its_own_context(desk: Desk) -> None:
+    script = TableScript(desk.tokenizer)
+    with served(script, codec=desk.tokenizer) as server:
+        record = Bench(desk, server, server).candidates()
+    rows = desk.rows("1/candidates", "candidates")
+    rollouts = {row["rollout_key"]: row for row in desk.rows("1/rollouts@base", "rollouts")}
+    assert {rollouts[row["rollout_key"]]["question_key"] for row in rows} == {"a", "b"}
+    num_turns = sum(row["num_turns"] for row in rollouts.values() if row["question_key"] != "c")
+    assert record.metrics["turns"] == num_turns and len(rows) == 4 * num_turns == record.metrics["candidates"]
+    for row in rows:
+        sample = rollouts[row["rollout_key"]]["samples"][0]
+        start = sample["turn_starts"][row["turn"]]
+        assert row["prompt_ids"] == sample["prompt_ids"] + sample["ids"][:start] in script.sampled
+        assert row["ids"][-1] == desk.tokenizer.turn_end_ids[0] and row["mask"] == [1] * len(row["ids"])
+        assert row["num_tokens"] == len(row["ids"]) and not row["truncated"]
+        assert row["messages"].count('"role":"assistant"') == row["turn"]
+    assert not any(CANARY in desk.tokenizer.decode(prompt) for prompt in script.sampled)
+
+
+def test_fraction_of_rollouts_is_drawn_by_the_seed(desk: Desk) -> None:
+    with served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server:
+        assert Bench(desk, server, server).candidates(data_fraction=0.5).metrics["rollouts"] == 2
+
+
+def test_candidate_at_its_limit_has_no_end_and_is_not_paired(desk: Desk) -> None:
+    with served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server:
+        bench = Bench(desk, server, server)
+        record = bench.candidates(sampling=Sampling(max_tokens=9))
+        rows = desk.rows("1/candidates", "candidates")
+        cut = [row for row in rows if row["truncated"]]
+        assert record.metrics["truncated"] == len(cut) and 0 < len(cut) < len(rows)
+        assert all(row["ids"][-1] != desk.tokenizer.turn_end_ids[0] for row in cut)
+        with served(TableScript(desk.tokenizer, likes_ones), codec=desk.tokenizer) as critic:
+            Bench(desk, server, critic).advantages()
+    desk.pairs("turn", pairs_per_turn=20)
+    keys = {f"{row['turn_key']}:{row['candidate']}" for row in cut}
+    pairs = desk.rows("1/preferences@turn", "preferences")
+    assert not keys & {row[f"{side}_key"] for row in pairs for side in ("chosen", "rejected")}
+
+
+@pytest.mark.covers("sweet-16")
+def test_equal_models_have_no_advantage_and_the_stage_says_so(desk: Desk) -> None:
+    with served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server:
+        bench = Bench(desk, server, server)
+        bench.candidates()
+        with pytest.raises(
+            StageFailed, match="all .* advantages are 0: the critic is no other model than the reference"
+        ):
+            bench.advantages()
+
+
+@pytest.mark.covers("sweet-6")
+def test_critic_alone_sees_hidden_information_and_spans_are_the_same(desk: Desk) -> None:
+    policy, critic = TableScript(desk.tokenizer), TableScript(desk.tokenizer, likes_ones)
+    with served(policy, codec=desk.tokenizer) as served_policy, served(critic, codec=desk.tokenizer) as served_critic:
+        bench = Bench(desk, served_policy, served_critic)
+        bench.candidates()
+        bench.advantages()
+        assert all(CANARY in desk.tokenizer.decode(prompt) for prompt in critic.seen)
+        assert not any(CANARY in desk.tokenizer.decode(prompt) for prompt in policy.seen)
+        candidates = {(row["turn_key"], row["candidate"]): row for row in desk.rows("1/candidates", "candidates")}
+        for row in desk.rows("1/advantages", "advantages"):
+            own = candidates[row["turn_key"], row["candidate"]]
+            ones = own["ids"].count(ord("1"))
+            assert row["reference_sum"] == -len(own["ids"]) and row["num_tokens"] == len(own["ids"])
+            assert row["critic_sum"] == pytest.approx(-len(own["ids"]) + 0.5 * ones)
+            assert row["advantage"] == pytest.approx(0.5 * ones / len(own["ids"]))
+        bench.advantages(is_mean=False, reference_conditioning="hidden_info")
+        assert any(CANARY in desk.tokenizer.decode(prompt) for prompt in policy.seen)
+        sums = desk.rows("1/advantages", "advantages")
+        assert all(row["advantage"] == row["critic_sum"] - row["reference_sum"] for row in sums)
+        critic.seen.clear()
+        bench.advantages(hidden=False)
+        assert not any(CANARY in desk.tokenizer.decode(prompt) for prompt in critic.seen)
+
+
+@pytest.mark.covers("sweet-19")
+def test_pairs_of_turns_prefer_the_higher_advantage_and_never_show_hidden_information(desk: Desk) -> None:
+    critic = TableScript(desk.tokenizer, likes_ones)
+    with (
+        served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server,
+        served(critic, codec=desk.tokenizer) as other,
+    ):
+        bench = Bench(desk, server, other)
+        record = bench.candidates(num_candidates=8)
+        bench.advantages()
+    made = desk.pairs("turn")
+    rows = desk.rows("1/preferences@turn", "preferences")
+    assert (
+        made.metrics["turns"] == record.metrics["turns"]
+        and 0 < len(rows) <= made.metrics["drawn"] <= 4 * made.metrics["turns"]
+    )
+    advantages = {
+        f"{row['turn_key']}:{row['candidate']}": row["advantage"] for row in desk.rows("1/advantages", "advantages")
+    }
+    for row in rows:
+        difference = advantages[row["chosen_key"]] - advantages[row["rejected_key"]]
+        assert row["margin"] == pytest.approx(difference) and difference > 0
+        assert row["chosen_turns"] == [len(row["chosen_ids"])] and not row["hidden"]
+        assert CANARY not in str(row) + desk.tokenizer.decode(row["prompt_ids"])
+    assert desk.pairs("turn").outputs == made.outputs, "the same seed gives the same pairs"
+
+
+def test_turns_without_a_pair_fail_the_stage(desk: Desk) -> None:
+    policy = TableScript(desk.tokenizer, num_sentences=1)
+    critic = TableScript(desk.tokenizer, likes_ones, num_sentences=1)
+    with served(policy, codec=desk.tokenizer) as server, served(critic, codec=desk.tokenizer) as other:
+        bench = Bench(desk, server, other)
+        bench.candidates()
+        bench.advantages()
+    with pytest.raises(StageFailed, match=r"no pair among the candidates of \d+ turns: 0 candidates are truncated"):
+        desk.pairs("turn")
+
+
+def test_stage_without_a_usable_turn_fails(desk: Desk) -> None:
+    with served(TableScript(desk.tokenizer), codec=desk.tokenizer, max_model_len=20) as server:
+        with pytest.raises(StageFailed, match="the window has no room for any turn; raise max_model_len"):
+            Bench(desk, server, server).candidates()
+        rows = desk.rows("1/rollouts@base", "rollouts")
+        put_rows(desk.run, "1/rollouts@base", ROLLOUTS, [row | {"samples": [NO_IDS]} for row in rows])
+        with pytest.raises(
+            StageFailed, match=r"4 rollouts of the split train have no turn with token ids \(no_ids 4\)"
+        ):
+            Bench(desk, server, server).candidates()
+
+
+def test_interrupted_stage_asks_for_nothing_that_it_has(desk: Desk) -> None:
+    policy = TableScript(desk.tokenizer)
+    with served(policy, codec=desk.tokenizer) as server:
+        bench = Bench(desk, server, server, force=False)
+        with pytest.raises(BudgetExceeded):
+            bench.candidates(max_total_tokens=1500, max_concurrent=1)
+        assert (before := len(policy.sampled))
+        record = bench.candidates()
+        assert record.metrics["candidates"] <= len(policy.sampled) <= record.metrics["candidates"] + 4
+        assert before < record.metrics["candidates"]

@@ -1,0 +1,83 @@
+"""Pairs to hold out and to train on: splits by task, limits, and rows that a policy may not see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.tables.score_tables import new_run, put_rows
+
+from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.runs.address import Address
+from treadle.rl.dpo.config import DpoOptions, DpoSettings
+from treadle.rl.dpo.rows import PairStore, split_pairs
+from treadle.rl.preferences.tables import PREFERENCES
+
+
+@pytest.mark.covers("sweet-28")
+def test_first_pairs_are_held_out_as_in_the_released_code() -> None:
+    tasks = [f"t{number // 4}" for number in range(1000)]
+    assert split_pairs(tasks, 0.03, "first", 1) == frozenset(range(30))
+
+
+@pytest.mark.covers("sweet-28")
+def test_held_out_tasks_are_on_one_side_and_follow_the_seed() -> None:
+    tasks = [f"t{number % 250}" for number in range(1000)]
+    chosen = split_pairs(tasks, 0.03, "task", 1)
+    sides = [{tasks[place] for place in range(1000) if (place in chosen) == side} for side in (True, False)]
+    assert not sides[0] & sides[1] and 30 <= len(chosen) <= 33
+    assert chosen == split_pairs(tasks, 0.03, "task", 1) != split_pairs(tasks, 0.03, "task", 2)
+
+
+def test_one_task_is_always_left_to_train_on() -> None:
+    assert split_pairs(["a", "b", "b"], 0.9, "task", 1) in ({0}, {1, 2})
+    assert split_pairs(["a", "a"], 0.5, "task", 1) == split_pairs(["a"], 0.5, "first", 1) == frozenset()
+    assert len(split_pairs(["a", "b", "c"], 0.01, "task", 1)) == 1, "a small share still measures something"
+
+
+def pair(number: int, **columns: Any) -> dict[str, Any]:
+    side = {"text": "yes", "ids": [5, 6], "mask": [0, 1], "turns": [1]}
+    return {
+        "pair_key": f"p{number}", "kind": "turn", "question_key": f"q{number}", "dataset": "d",
+        "environment": "default",
+        "chosen_key": f"c{number}", "rejected_key": f"r{number}", "margin": 1.0, "hidden": False, "messages": "[]",
+        "prompt_ids": [1] * (number + 1), "tokenizer_digest": "t",
+        **{f"{name}_{key}": value for name in ("chosen", "rejected") for key, value in side.items()},
+        **columns,
+    }  # fmt: skip
+
+
+def store(folder: Path, rows: list[dict[str, Any]], *, is_critic: bool = False, **options: Any) -> PairStore:
+    run = new_run(folder)
+    put_rows(run, "1/preferences@turn", PREFERENCES, rows)
+    record = run.record(Address.parse("1/preferences@turn"))
+    assert record is not None
+    settings = DpoSettings(options=DpoOptions(aggregate="sum", **options), is_critic=is_critic)
+    return PairStore(settings, [run.rows(record.outputs["preferences"])], "1/dpo@policy")
+
+
+def test_long_pairs_and_those_over_the_limit_are_counted(tmp_path: Path) -> None:
+    pairs = store(tmp_path / "root", [pair(number) for number in range(8)], max_tokens=8, max_rows=3, holdout_share=0.2)
+    selection = pairs.select()
+    assert (len(selection.train), len(selection.held_out)) == (3, 1)
+    assert selection.left_out == Counter(too_long=2, over_limit=2)
+    pairs.store(tmp_path / "rows.parquet", selection)
+    written = pq.read_table(tmp_path / "rows.parquet", use_threads=False).to_pylist()
+    assert [row["held_out"] for row in written].count(True) == 1 and len(written) == 4
+    assert selection.longest == max(len(row["prompt_ids"]) + 2 for row in written)
+    assert selection.num_target_tokens == 6 and selection.tokenizers == {"t"}
+
+
+def test_policy_is_never_trained_on_hidden_information(tmp_path: Path) -> None:
+    rows = [pair(0), pair(1, hidden=True)]
+    with pytest.raises(ConfigError, match="state hidden information, which only dpo@critic may be trained on"):
+        store(tmp_path / "a", rows).select()
+    assert len(store(tmp_path / "b", rows, is_critic=True, holdout_share=0).select().train) == 2
+
+
+def test_no_pair_left_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(StageFailed, match=r"no pair is left to train on \(too_long 1\)"):
+        store(tmp_path, [pair(0)], max_tokens=1).select()
