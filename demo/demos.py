@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from treadle.demo.programs.tasks import HELDOUT, write_programs
+from treadle.demo.programs.tasks import write_programs
 from treadle.demo.world import World
 from treadle.demo.world_files import write_world
 
@@ -102,6 +102,7 @@ class Demo:
         engines: Engines that it needs.
         tutor_only: Tables that differ without engines.
         tutors: Models that a tutor serves.
+        training: Further configuration, for the run with engines.
     """
 
     run: str
@@ -110,6 +111,7 @@ class Demo:
     engines: tuple[str, ...]
     tutor_only: Mapping[str, Any]
     tutors: tuple[str, ...] = ("tutor",)
+    training: tuple[Path, ...] = ()
 
     def tokenizer_tables(self, tokenizer: Path) -> dict[str, Any]:
         """Return the tables that name the tokenizer of the tutors."""
@@ -145,12 +147,12 @@ DEMOS: Mapping[str, Demo] = {
         run="demo-colbench",
         config=_HERE / "colbench.toml",
         world=ProgramsWorld(num_taught=300, num_train=100, num_heldout=60),
-        engines=("serve", "sft"),
+        engines=("serve", "sft", "trl"),
         tutor_only={
             "flow": {"stages": ["rollouts", "scores", "report"], "models": ["tutor"]},
             "rollouts": {"sampling": {"max_tokens": 256}},
-            "overrides": {"1/rollouts@tutor": {"datasets": [HELDOUT]}},
         },
         tutors=("tutor", "human"),
+        training=(_HERE / "colbench_training.toml",),
     ),
 }

@@ -30,7 +30,8 @@ def demo_configuration(
     `fresh` starts the next one. `overrides` are KEY=VALUE as for `treadle run`. Raises ConfigError, EngineError.
     """
     demo = DEMOS[name]
-    load_config(TreadleConfig, (demo.config,), overrides)  # report a wrong key before anything is installed
+    files = (demo.config, *(() if tutor_only else demo.training))
+    load_config(TreadleConfig, files, overrides)  # report a wrong key before anything is installed
     if not tutor_only:
         _install_engines(demo.engines, notify)
     folder = root / f"{demo.run}-world"
@@ -38,7 +39,7 @@ def demo_configuration(
     notify(f"sample world: {said}, in {folder}")
     tokenizer = write_byte_tokenizer(folder / "tokenizer") if tutor_only else embedded_tokenizer(notify)
     data = {**places, **demo.tokenizer_tables(tokenizer), **(demo.tutor_only if tutor_only else {})}
-    config = load_config(TreadleConfig, (demo.config,), overrides, data=data)
+    config = load_config(TreadleConfig, files, overrides, data=data)
     return _run_name(root, f"{demo.run}-tutor" if tutor_only else demo.run, fresh), config
 
 

@@ -40,8 +40,9 @@ def demo(
     `gap` compares plans of parallel searches with one search after the other: SmolLM2-135M, fine-tuned on the tutor's
     trajectories of both kinds, answers the same 40 held-out comparisons either way.
 
-    `colbench` lets a model write programs for a human, played by rule, who answers questions about what the request
-    leaves open. SmolLM2-135M learns from the tutor's dialogues, and hidden tests decide.
+    `colbench` lets SmolLM2-135M write programs for a human, played by rule, who answers questions about what a request
+    leaves open. It is fine-tuned on the tutor's dialogues, then trained by SWEET-RL: a critic that sees the hidden
+    program ranks messages, and the model learns from pairs of them. Hidden tests decide.
 
     If a demo is stopped or killed, run it again and it continues.
 
