@@ -22,7 +22,7 @@ UNKNOWN = "I do not know."
 
 _MAX_TRIES = 2
 _AGENT = re.compile(r"(?im)^(?:agent|assistant)\s*:")
-_NEXT_SPEAKER = re.compile(r"(?im)^(?:agent|assistant|human|user)\s*:")
+_END = re.compile(r"(?im)\n\s*\n|^(?:agent|assistant|human|user)\s*:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,16 @@ def next_dialogue_turn(conversation: Conversation, role: DialogueRole, guess: fl
 
 
 def human_reply(prompt: str) -> str:
-    """Return what the human says to the last message of the agent in a prompt that holds the hidden program."""
+    """Return what the human says to the last message of the agent in a prompt that holds the hidden program.
+
+    Only the first paragraph of the message is read.
+    """
     details = read_program(prompt)
     said = list(_AGENT.finditer(prompt))
     if details is None or not said:
         return UNKNOWN
-    # A prompt may end with the mark of the speaker whose turn it is.
-    texts = [_NEXT_SPEAKER.split(prompt[match.end() :], maxsplit=1)[0].strip() for match in said]
+    # A prompt may go on with rules, and end with the mark of the speaker whose turn it is.
+    texts = [_END.split(prompt[match.end() :], maxsplit=1)[0].strip() for match in said]
     asked = next((text for text in reversed(texts) if text), "")
     return reply_to(asked, details)
 

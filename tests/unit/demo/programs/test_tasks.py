@@ -15,6 +15,7 @@ import pytest
 from treadle.core.errors import ConfigError, StorageError
 from treadle.demo.programs.families import FAMILIES, NUMBERS, Details, Family, read_program, read_request
 from treadle.demo.programs.tasks import NUM_CALLS, make_tasks, program_calls, write_programs
+from treadle.formats.colbench.tasks import task_of
 
 Task = dict[str, Any]
 
@@ -47,6 +48,13 @@ def test_task_has_the_fields_of_colbench(tasks: dict[str, list[Task]]) -> None:
         assert len(task["test_cases"]) == NUM_CALLS
         name = signature.removeprefix("def ").partition("(")[0]
         assert all(call.startswith(f"{name}(") for call in task["test_cases"].values())
+
+
+def test_tasks_are_read_as_those_of_colbench(tasks: dict[str, list[Task]]) -> None:
+    for task in tasks["heldout"]:
+        read = task_of(task)
+        assert (read.description, read.reference) == (task["problem_description"], task["ground_truth"])
+        assert read.tests == task["test_cases"] and not read.extra
 
 
 def test_references_run_on_their_calls_and_return_something(tasks: dict[str, list[Task]]) -> None:

@@ -14,9 +14,10 @@ from treadle.demo.programs.tasks import make_tasks
 from treadle.demo.tutor.completion import ReplyWriter
 from treadle.demo.tutor.dialogue import ANSWER_MARKER, UNKNOWN, human_reply, reply_to
 from treadle.demo.tutor.settings import MODEL, ErrorRates, TutorSettings
+from treadle.environments.colbench.dialect import FINAL
+from treadle.environments.colbench.human import Said, human_messages
+from treadle.environments.colbench.prompts import instructions
 
-SYSTEM = f"Ask for what you need, then write {ANSWER_MARKER} and the code."
-HUMAN_PROMPT = "Your request:\n{description}\n\nThe code:\n{reference}\n\n{transcript}\n\nhuman:"
 Message = tuple[str, str]
 
 
@@ -34,7 +35,7 @@ def agent_turn(
     writer: ReplyWriter, messages: Sequence[Message], *, model: str = MODEL, seed: int = 0, chat: bool = False
 ) -> str:
     """Return the agent's next turn after the messages of a dialogue."""
-    turns = [("system", SYSTEM), *messages]
+    turns = [("system", instructions("agent")), *messages]
     if chat:
         body: dict[str, Any] = {"messages": [{"role": role, "content": text} for role, text in turns]}
     else:
@@ -44,14 +45,11 @@ def agent_turn(
 
 
 def human_turn(writer: ReplyWriter, task: dict[str, Any], messages: Sequence[Message], model: str) -> str:
-    """Return the human's reply to the messages of a dialogue."""
-    names = {"user": "human", "assistant": "agent"}
-    transcript = "\n\n".join(f"{names[role]}:{text}" for role, text in messages)
-    prompt = HUMAN_PROMPT.format(
-        description=task["problem_description"], reference=task["ground_truth"], transcript=transcript
-    )
-    body = {"messages": [{"role": "user", "content": prompt}], "model": model, "max_tokens": 200}
-    return writer.write(body, chat=True).text
+    """Return the human's reply to the messages of a dialogue, asked as the environment asks."""
+    speakers = {"user": "human", "assistant": "agent"}
+    said = [Said(speakers[role], text) for role, text in messages]
+    asked = human_messages(instructions("human"), task["problem_description"], task["ground_truth"], said)
+    return writer.write({"messages": asked, "model": model, "max_tokens": 200}, chat=True).text
 
 
 def dialogue(
@@ -147,6 +145,10 @@ def test_asker_believes_what_the_human_says_last(writer: ReplyWriter) -> None:
         messages += [("assistant", "What is the bonus?"), ("user", reply)]
     written = read_program(agent_turn(writer, messages))
     assert written is not None and (written.number, written.option) == (21, "sum")
+
+
+def test_answer_begins_with_the_marker_of_the_environment() -> None:
+    assert ANSWER_MARKER == FINAL
 
 
 def test_unknown_request_gets_an_empty_program(writer: ReplyWriter) -> None:
