@@ -29,6 +29,7 @@ from treadle.viewer.dialogue.hidden import hidden
 from treadle.viewer.guard import Guard
 from treadle.viewer.markup import printed, visible
 from treadle.viewer.metrics import metrics_text
+from treadle.viewer.preferences.page import preferences
 from treadle.viewer.reading import LoadedTrajectory, read_trajectory
 from treadle.viewer.selection import Selection
 
@@ -57,7 +58,7 @@ def make_app(run: Run, trace_back: pages.TraceBack, *, refresh_s: float = _REFRE
     viewer = _Viewer(run, refresh_s)
     lineage = partial(pages.lineage, trace_back)
     shown: dict[str, _PageValues] = {"trajectory": pages.trajectory, "changes": pages.changes, "lineage": lineage}
-    shown["hidden"] = hidden
+    shown |= {"hidden": hidden, "preferences": preferences}
     routes = [
         Route("/", _handle_errors(viewer.overview)),
         Route("/static/{name}", _static),

@@ -79,6 +79,35 @@ def sft_rows(wanted: ExportOptions, format_name: str, results: str) -> None:
 
 
 @export.command(
+    "preferences",
+    short_help="Pairs of turns and a configuration for LLaMA-Factory.",
+    epilog="Example:  treadle export preferences --run first --instance 1/preferences@turn --out pairs",
+)
+@click.option("--template", help="LLaMA-Factory's name of the model's template, such as llama3; default: the model's.")
+@export_options("Instance that made the pairs, such as 1/preferences@turn.")
+def preferences(wanted: ExportOptions, template: str | None) -> None:
+    """Write pairs of turns as a data set with rankings, and train.yaml with the settings of `dpo@policy`.
+
+    Texts have no masks and are tokenised again by the trainer. The folder also contains dataset_info.json and
+    export.json. It is written completely or not at all.
+    """
+    from treadle.rl.dpo.llamafactory import export_pairs
+    from treadle.tasks.exchange.policy_training import policy_options
+
+    run, record = wanted.found("preferences")
+    rows = run.rows(record.outputs["preferences"])
+    origin = {"run": run.run_id, "instance": record.address}
+    options = policy_options(run, record.address)
+    num_rows, num_left_out = export_pairs(
+        rows, options, wanted.out, origin=origin, template=template, replace=wanted.force
+    )
+    if num_left_out:
+        say(f"{num_left_out:,} pairs are left out: their conversations do not alternate between two sides")
+    facts = {"folder": str(wanted.out), "instance": record.address, "digest": rows.digest, "num_rows": num_rows}
+    wanted.tell(facts, f"{num_rows:,} pairs of {record.address} for LLaMA-Factory: {wanted.out}")
+
+
+@export.command(
     "rl_rows",
     short_help="Rows for reinforcement learning, for trainers that read verl's parquet.",
     epilog="Example:  treadle export rl_rows --run first --instance 1/selection@phase-2 --out rows",

@@ -61,6 +61,7 @@
     c: () => go('[data-key="c"]'),
     l: () => go('[data-key="l"]'),
     h: () => go('[data-key="h"]'),
+    a: () => go('[data-key="a"]'),
     "?": () => dialog.showModal(),
   };
 

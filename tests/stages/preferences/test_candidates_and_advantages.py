@@ -3,75 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.preferences.bench import Bench, likes_ones
 from support.preferences.desk import CANARY, Desk
 from support.preferences.table_server import TableScript
-from support.servers.scripted_server import ScriptedServer, served
+from support.servers.scripted_server import served
 from support.tables.score_tables import NO_IDS, put_rows
 
 from treadle.core.errors import BudgetExceeded, StageFailed
-from treadle.core.llm.config import ModelSettings, Sampling
-from treadle.core.runs.address import Address
-from treadle.core.runs.execute import execute
-from treadle.core.runs.records import StageRecord
-from treadle.core.runs.stage import Instance
+from treadle.core.llm.config import Sampling
 from treadle.environments.rollouts.tables import ROLLOUTS
-from treadle.rl.advantages.entry import ADVANTAGES_STAGE
-from treadle.rl.advantages.settings import AdvantagesOptions, AdvantagesSettings
-from treadle.rl.candidates.entry import CANDIDATES_STAGE
-from treadle.rl.candidates.settings import CandidatesOptions, CandidatesSettings
-
-
-class Bench:
-    """A desk with servers for policy and critic."""
-
-    def __init__(self, desk: Desk, policy: ScriptedServer, critic: ScriptedServer, *, force: bool = True) -> None:
-        self.desk = desk
-        self._force = force
-        self._servers = {"policy": policy, "critic": critic}
-
-    def _model(self, role: str) -> ModelSettings:
-        return ModelSettings.model_validate(
-            {
-                "model": "scripted",
-                "tokenizer": self.desk.tokenizer.folder,
-                "endpoints": [{"url": self._servers[role].url}],
-                "revision": role,
-            }
-        )
-
-    def _run(self, name: str, stage: Any, settings: Any, **inputs: str) -> StageRecord:
-        bound = {key: (Address.parse(text),) for key, text in inputs.items()}
-        instance = Instance(address=Address.parse(f"1/{name}"), stage=stage, settings=settings, inputs=bound)
-        return execute(instance, self.desk.run, force=self._force)
-
-    def candidates(self, **options: Any) -> StageRecord:
-        given = {"num_candidates": 4, "sampling": Sampling(max_tokens=64), **options}
-        settings = CandidatesSettings(
-            model_name="base",
-            model=self._model("policy"),
-            environment=self.desk.environment,
-            options=CandidatesOptions(**given),
-            seed=1,
-        )
-        inputs = {"rollouts": "1/rollouts@base", "questions": "1/questions"}
-        return self._run("candidates", CANDIDATES_STAGE, settings, **inputs)
-
-    def advantages(self, *, hidden: bool = True, is_mean: bool = True, **options: Any) -> StageRecord:
-        settings = AdvantagesSettings(
-            critic_name="critic",
-            critic=self._model("critic"),
-            reference_name="base",
-            reference=self._model("policy"),
-            environment=self.desk.environment,
-            hidden=hidden,
-            is_mean=is_mean,
-            options=AdvantagesOptions(**options),
-        )
-        inputs = {"candidates": "1/candidates", "questions": "1/questions", "checkpoint": "1/dpo@critic"}
-        return self._run("advantages", ADVANTAGES_STAGE, settings, **inputs)
 
 
 @pytest.fixture
@@ -79,11 +21,6 @@ def desk(tmp_path: Path) -> Desk:
     made = Desk(tmp_path)
     made.put({"a": (1.0, 0.0), "b": (1.0, 0.0), "c": (1.0, 0.0)}, held_out=("c",))
     return made
-
-
-def likes_ones(prompt: list[int]) -> tuple[float, ...]:
-    """Give the digit 1 a higher log-probability than all other ids."""
-    return tuple(-0.5 if token == ord("1") else -1.0 for token in prompt[1:])
 
 
 @pytest.mark.covers("sweet-19")

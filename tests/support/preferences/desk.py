@@ -63,7 +63,8 @@ class Desk:
             for index, reward in enumerate(values):
                 rollouts.append(self.rollout(row, index))
                 made = score(rollouts[-1]["rollout_key"], key, None if reward is None else reward == 1.0)
-                scores.append(made | {"sample_index": index, "score": reward})
+                empty = {one.name: None for one in SCORES.schema if one.nullable}
+                scores.append(empty | made | {"sample_index": index, "score": reward})
         put_rows(self.run, "1/questions", QUESTIONS, asked)
         put_rows(self.run, "1/rollouts@base", ROLLOUTS, rollouts)
         put_rows(self.run, "1/scores@base", SCORES, scores)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from support.preferences.pair_rows import pair_row
 from support.tables.page_runs import Scored, counted_run, put_stage
 from support.tables.pool_tables import pool_row
 from support.tables.rl_tables import example_rows
@@ -20,6 +21,7 @@ from treadle.cli.commands.export import ROW_FORMATS, export
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.tables import POOL_EVENTS, POOLS
 from treadle.datagen.sft_rows.tables import SFT_ROWS
+from treadle.rl.preferences.tables import PREFERENCES
 from treadle.rl.selection.tables import RL_ROWS
 
 NUM_ROWS = 3
@@ -40,6 +42,7 @@ JSON_FILES = {
     "et-agent pools": "pools.json",
     "et-agent rollouts": "rollouts.json",
     "answers": "answers.jsonl",
+    "preferences": "pairs.jsonl",
 }
 """Exports with rows as JSON, and the file."""
 OTHERS = {"model", "report", "web_record", "et-agent report"}
@@ -59,6 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for place, key in enumerate(keys)
     ]
     put_rows(run, "1/sft_rows", SFT_ROWS, rows)
+    put_rows(run, "1/preferences@turn", PREFERENCES, [pair_row(number) for number in range(NUM_ROWS)])
     put_rows(run, "1/selection@phase-1", RL_ROWS, example_rows(NUM_ROWS))
     return run
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from support.preferences.pair_rows import pair_row
 from support.tables.score_tables import new_run, put_rows
 
 from treadle.core.errors import ConfigError, StageFailed
@@ -38,18 +39,6 @@ def test_one_task_is_always_left_to_train_on() -> None:
     assert len(split_pairs(["a", "b", "c"], 0.01, "task", 1)) == 1, "a small share still measures something"
 
 
-def pair(number: int, **columns: Any) -> dict[str, Any]:
-    side = {"text": "yes", "ids": [5, 6], "mask": [0, 1], "turns": [1]}
-    return {
-        "pair_key": f"p{number}", "kind": "turn", "question_key": f"q{number}", "dataset": "d",
-        "environment": "default",
-        "chosen_key": f"c{number}", "rejected_key": f"r{number}", "margin": 1.0, "hidden": False, "messages": "[]",
-        "prompt_ids": [1] * (number + 1), "tokenizer_digest": "t",
-        **{f"{name}_{key}": value for name in ("chosen", "rejected") for key, value in side.items()},
-        **columns,
-    }  # fmt: skip
-
-
 def store(folder: Path, rows: list[dict[str, Any]], *, is_critic: bool = False, **options: Any) -> PairStore:
     run = new_run(folder)
     put_rows(run, "1/preferences@turn", PREFERENCES, rows)
@@ -60,7 +49,9 @@ def store(folder: Path, rows: list[dict[str, Any]], *, is_critic: bool = False, 
 
 
 def test_long_pairs_and_those_over_the_limit_are_counted(tmp_path: Path) -> None:
-    pairs = store(tmp_path / "root", [pair(number) for number in range(8)], max_tokens=8, max_rows=3, holdout_share=0.2)
+    pairs = store(
+        tmp_path / "root", [pair_row(number) for number in range(8)], max_tokens=8, max_rows=3, holdout_share=0.2
+    )
     selection = pairs.select()
     assert (len(selection.train), len(selection.held_out)) == (3, 1)
     assert selection.left_out == Counter(too_long=2, over_limit=2)
@@ -72,7 +63,7 @@ def test_long_pairs_and_those_over_the_limit_are_counted(tmp_path: Path) -> None
 
 
 def test_policy_is_never_trained_on_hidden_information(tmp_path: Path) -> None:
-    rows = [pair(0), pair(1, hidden=True)]
+    rows = [pair_row(0), pair_row(1, hidden=True)]
     with pytest.raises(ConfigError, match="state hidden information, which only dpo@critic may be trained on"):
         store(tmp_path / "a", rows).select()
     assert len(store(tmp_path / "b", rows, is_critic=True, holdout_share=0).select().train) == 2
@@ -80,4 +71,4 @@ def test_policy_is_never_trained_on_hidden_information(tmp_path: Path) -> None:
 
 def test_no_pair_left_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match=r"no pair is left to train on \(too_long 1\)"):
-        store(tmp_path, [pair(0)], max_tokens=1).select()
+        store(tmp_path, [pair_row(0)], max_tokens=1).select()
