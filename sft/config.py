@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import EMBEDDED, TrainingOptions
-from treadle.sft.presets import PLANNING_PRESETS
+from treadle.sft.presets import PLANNING_PRESETS, RFT_LLAMA_8B
 from treadle.sft.training_engine import AnySftEngine, SftEngine
 
 ET_AGENT_7B: dict[str, Any] = {
@@ -46,7 +46,11 @@ class SftOptions(TrainingOptions):
     The defaults were measured with the embedded model; the presets have those of papers (`sft/presets.py`).
     """
 
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B, **PLANNING_PRESETS}
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "et-agent-7b": ET_AGENT_7B,
+        "rft-llama-8b": RFT_LLAMA_8B,
+        **PLANNING_PRESETS,
+    }
 
     engine: AnySftEngine = Field(default=DEFAULT_ENGINE, validate_default=True)
     """Training engine: `llamafactory`, or one of your own (docs/behaviour/rl.md). A text, or a table with its `type`

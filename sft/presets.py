@@ -1,4 +1,5 @@
-"""Published settings of `[sft]`: GAP (arXiv 2510.25320) and Agent Foundation Models, AFM (arXiv 2508.13167).
+"""Published settings of `[sft]`: GAP (arXiv 2510.25320), Agent Foundation Models, AFM (arXiv 2508.13167), and the
+baseline of rejection fine-tuning of SWEET-RL (arXiv 2503.15478).
 
 Each value names its source: "script" is the launch script published with the paper, "paper" the article,
 "default" a default of LLaMA-Factory, and "here" a choice of Treadle. A batch is the product of the script's
@@ -91,6 +92,21 @@ AFM_CODE_32B: dict[str, Any] = {
     "num_nodes": 2,  # script
 }
 """The same for the larger policy."""
+
+RFT_LLAMA_8B: dict[str, Any] = {
+    "model": "meta-llama/Llama-3.1-8B-Instruct",  # paper
+    "finetuning_type": "full",  # paper
+    "learning_rate": 2e-7,  # paper
+    "batch_size": 32,  # paper
+    "num_train_epochs": 4.0,  # paper
+    "lr_scheduler_type": "cosine",  # here: the script's cosine with a floor is no schedule of this stage
+    "warmup_ratio": 0.03,  # script
+    "precision": "bf16",  # script
+    "deepspeed": "zero3",  # script
+    "per_device_batch_size": 1,  # script
+    "cutoff_tokens": 16_384,  # paper
+}
+"""Fine-tuning on the rollouts that pass all tests; published result: 28.2 % of ColBench's tasks solved."""
 
 PLANNING_PRESETS: dict[str, dict[str, Any]] = {
     "gap-3b": GAP_3B,

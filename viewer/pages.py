@@ -17,7 +17,6 @@ from treadle.environments.stored_settings import environment_label
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.changes.difference import difference
 from treadle.viewer.index import FilterValue, SelectionResult, neighbours
-from treadle.viewer.preferences.stored import preference_results
 from treadle.viewer.reading import LoadedTrajectory, read_segments
 from treadle.viewer.segments import pieces_of, timeline_of
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, SORTS, Selection
@@ -153,7 +152,6 @@ def frame(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> di
         "one": one,
         "problems": list(dict.fromkeys([*snapshot.problems, *one.problems])),
         "wrong": snapshot.wrong.of_trajectory(one.facts),
-        "has_preferences": bool(preference_results(snapshot.run, one.facts["instance"])),
         "line": _lines(snapshot, [one.facts])[0],
         "question_chars": _QUESTION_CHARS,
         "selection": selection,

@@ -13,6 +13,7 @@ from treadle.eval.tables import SCORES
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.plans.chart import PlanChart
 from treadle.viewer.plans.reading import chart_of
+from treadle.viewer.preferences.stored import preference_results
 from treadle.viewer.tables import collect_problem
 from treadle.viewer.trajectories import InstancePart
 
@@ -54,6 +55,8 @@ class LoadedTrajectory:
     calls: list[dict[str, Any]]
     """Ledger of tool calls; empty for `rl_rollouts`, which stores none."""
     question: dict[str, Any] | None
+    has_preferences: bool
+    """Whether there are candidates for its turns, or pairs of rollouts like it."""
     hides: bool
     """Whether its task has something that is hidden from the agent."""
     score: dict[str, Any] | None
@@ -112,6 +115,7 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> LoadedTrajec
         segments=orjson.loads(row["segments"]),
         calls=orjson.loads(row["tool_calls"]) if "tool_calls" in row else [],
         question=question,
+        has_preferences=bool(preference_results(snapshot.run, instance)),
         hides=hides,
         score=score,
         sft_row=sft_row,

@@ -24,9 +24,9 @@ class Reading:
 
     Attributes:
         text: The text.
-        start: Where the visible part starts, behind `OUTPUT:`.
-        end: Where it ends; what follows is dropped.
-        final: Where `I WANT TO ANSWER:` starts in it; None without an answer.
+        start: Start of the visible part, behind `OUTPUT:`.
+        end: End of the visible part; the rest of the text is dropped.
+        final: Start of `I WANT TO ANSWER:` in the visible part; None without an answer.
     """
 
     text: str

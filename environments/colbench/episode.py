@@ -55,7 +55,7 @@ class BackendEpisode:
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Ask the person for a reply, or end the dialogue; a turn after its end changes nothing.
 
-        The last turn ends it with `max_turns`, and what it shows stands for the answer. Raises ModelError if the person
+        The last turn ends it with `max_turns`, and its visible text is the answer. Raises ModelError if the person
         cannot be asked.
         """
         if self._status is None:

@@ -17,7 +17,7 @@ from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
     epilog="Example:  treadle import colbench tasks test.jsonl --out tasks --split heldout --limit 1000",
 )
 def import_command() -> None:
-    """Import files of ColBench (arXiv 2503.15478), which you bring yourself."""
+    """Import files of ColBench (arXiv 2503.15478), which Treadle does not ship."""
 
 
 @import_command.command(

@@ -85,7 +85,7 @@ class DialogueJob:
         context.write(ROLLOUTS.kind, batch)
         if not self.found.num_rows:
             first = next((f": row {row}: {why}" for row, why in self.found.first_rejected.values()), "")
-            raise DataError(f"none of the {self.found.reasons.total():,} rows of {self._path} can be imported{first}")
+            raise DataError(f"no row of {self._path}, of {self.found.reasons.total():,}, can be imported{first}")
         told = {"source": self._path.name, "sha256": self._sha256, **self.found.as_dict()}
         context.add_file(ROLLOUTS.kind, IMPORT_FILE, orjson.dumps(told, option=orjson.OPT_INDENT_2))
         left_out = {f"left_out.{reason}": count for reason, count in sorted(self.found.reasons.items())}

@@ -21,11 +21,11 @@ IMPORTED = "imported"
 class DialogueRows:
     """Converter of dialogues to the rows of one instance.
 
-    The system message is that of the run, since the file has none of its own apart from rendered prompts.
+    The system message is the run's: the file has only rendered prompts.
     """
 
     def __init__(self, environment: ColbenchSettings, tokenizer: ChatTokenizer | None, model: str) -> None:
-        """Set up the conversion; `model`: name of the model that stands for the one that wrote the dialogues."""
+        """Set up the conversion; `model` is the name of the model under which the dialogues are stored."""
         self._environment, self._tokenizer, self._model = environment, tokenizer, model
         self._dialect = environment.turn_dialect
         self._digests = environment.digests()

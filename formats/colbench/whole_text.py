@@ -39,8 +39,8 @@ def encode_dialogue(
 
     The ids are those of the whole conversation as the chat template renders it. Those of the agent's text, and the one
     that ends each of its turns, have the origin "re-encoded"; all others that of the system. A token across the border
-    of a turn counts as what precedes it. Raises RowRejected if the template writes anything but the messages, one
-    behind the other, each as it is or without white space around it.
+    of a turn counts as what precedes it. Raises RowRejected if the template changes messages, other than by
+    stripping white space around them.
     """
     roles = itertools.cycle(("assistant", "user"))
     texts = [text for pair in itertools.zip_longest(turns, replies) for text in pair if text is not None]

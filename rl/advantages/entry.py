@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from treadle.core.engines.config import TutorServer
@@ -51,10 +52,12 @@ def _settings(plan: Plan, address: Address) -> AdvantagesSettings:
 
 
 def _inputs(plan: Plan, address: Address) -> Inputs:
+    options, rollouts = plan.options(address, AdvantagesOptions), policy_rollouts(plan, address.iteration)
     return {
         "candidates": (Address(address.iteration, "candidates"),),
         "questions": (Address(address.iteration, "questions"),),
         "checkpoint": (_critic(address), *policy_checkpoint(plan, address.iteration)),
+        **({"rollouts": (rollouts,), "scores": (replace(rollouts, stage="scores"),)} if options.best_of else {}),
     }
 
 
@@ -79,7 +82,8 @@ ADVANTAGES_STAGE = Stage(
     name="advantages",
     version=1,
     settings=AdvantagesSettings,
-    consumes={"candidates": "candidates", "questions": "questions", "checkpoint": "checkpoint"},
+    consumes={name: name for name in ("candidates", "questions", "checkpoint", "rollouts", "scores")},
+    optional=frozenset({"rollouts", "scores"}),
     produces=(ADVANTAGES_TABLE,),
     run=_run,
     work=_work,

@@ -24,6 +24,7 @@ from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.core.runs.stage import StageContext
 from treadle.core.work_clock import timed_work
+from treadle.rl.advantages.best_of import BestOf, held_out_rollouts
 from treadle.rl.advantages.settings import AdvantagesSettings
 from treadle.rl.preferences.aggregates import advantage
 from treadle.rl.preferences.critic_prompts import HiddenStatements, PromptRenderer
@@ -39,10 +40,14 @@ _ONE_TOKEN = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
 
 @dataclass(frozen=True, slots=True)
 class ScoredTurn:
-    """Job: the candidates of one turn, as rows of `candidates`; `key` owns its records in the journal."""
+    """Job: the candidates of one turn, as rows of `candidates`; `key` owns its records in the journal.
+
+    With `is_task`, they are whole rollouts of a task, each with its `reward`.
+    """
 
     key: str
     candidates: Sequence[Mapping[str, Any]]
+    is_task: bool = False
 
 
 class AdvantagesRun(JobStage[ScoredTurn]):
@@ -139,6 +144,13 @@ class AdvantagesRun(JobStage[ScoredTurn]):
                     self._budget.count(self._settings.critic, used, 0)
 
     def _jobs(self) -> Iterator[ScoredTurn]:
+        yield from self._turns()
+        if self._settings.options.best_of:
+            for rows in held_out_rollouts(self._context.inputs):
+                key = job_key(self._shared, "task", [[row["prompt_ids"], row["ids"], row["mask"]] for row in rows])
+                yield ScoredTurn(key, rows, is_task=True)
+
+    def _turns(self) -> Iterator[ScoredTurn]:
         rows = (row for table in self._context.inputs["candidates"] for row in table.rows(_READ))
         for turn_key, group in itertools.groupby(rows, key=lambda row: row["turn_key"]):
             usable = [row for row in group if row["num_tokens"]]
@@ -151,9 +163,14 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         self.check_pending()
         advantages: list[float] = []
         num_turns = num_failed = 0
+        best_of = BestOf()
         for job in self._jobs():
             if not self._journal.is_finished(job.key):
                 num_failed += 1
+                continue
+            if job.is_task:
+                scores = [row["advantage"] for row in self._rows(job, self._stored(job.key))]
+                best_of.add([row["reward"] for row in job.candidates], scores)
                 continue
             rows = list(self._rows(job, self._stored(job.key)))
             self._context.write(ADVANTAGES.kind, rows)
@@ -170,12 +187,13 @@ class AdvantagesRun(JobStage[ScoredTurn]):
             "mean_advantage": statistics.fmean(advantages),
             "std_advantage": statistics.pstdev(advantages),
             **({"failed_turns": num_failed} if num_failed else {}),
+            **best_of.metrics(),
         }
 
     def _rows(self, job: ScoredTurn, stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for row, critic, reference in zip(job.candidates, stored["critic"], stored["reference"], strict=True):
             yield {
-                **{name: row[name] for name in _COPIED},
+                **{name: row[name] for name in _COPIED if name in row},
                 "critic_sum": critic,
                 "reference_sum": reference,
                 "advantage": advantage(critic, reference, row["num_tokens"], is_mean=self._settings.is_mean),

@@ -18,6 +18,9 @@ class AdvantagesOptions(TurnRequests):
     reference_conditioning: Literal["none", "hidden_info"] = "none"
     """What the reference sees: the prompt of the policy (`none`, as in the released code of SWEET-RL), or that of the
     critic with its hidden information, as in the paper."""
+    best_of: bool = False
+    """Whether the critic also chooses among the rollouts of each held-out task. The mean reward of its choices, next to
+    those of all and of the best, says how good the critic is; it is no policy, because it sees hidden information."""
 
 
 class AdvantagesSettings(MixedSettings):

@@ -17,15 +17,13 @@ from treadle.agent.call_cache import JournalCache
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.jobs.stage import JobStage
 from treadle.agent.model_sessions import ModelSession, ModelSessions, check_sampling
-from treadle.agent.model_types import ChatCodec
-from treadle.agent.prompt_strategy import dropped_stop
-from treadle.agent.token_ids import ORIGIN_REENCODED, ORIGIN_SAMPLED, Codec, keep_prefix
 from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.runs.stage import StageContext
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import timed_work
 from treadle.environments.mixture import find_environment
+from treadle.rl.candidates.candidate import candidate_of
 from treadle.rl.candidates.jobs import TurnJob, TurnJobs
 from treadle.rl.candidates.settings import CandidatesSettings
 from treadle.rl.preferences.tables import CANDIDATES
@@ -145,26 +143,3 @@ class CandidatesRun(JobStage[TurnJob]):
             raise StageFailed(f"{self._context.address}: the window has no room for any turn; raise max_model_len")
         left_out = {f"left_out.{reason}": count for reason, count in sorted(self._turns.left_out.items())}
         return {"rollouts": len(self._turns.selected), **dict(sorted(counts.items())), **left_out}
-
-
-def candidate_of(completion: Completion, codec: Codec | ChatCodec, dialect: Dialect) -> dict[str, Any]:
-    """Return the columns of a candidate: its ids as a rollout would keep them, cut after its first stop marker.
-
-    An id that ended the turn is kept. Ids that were encoded here, next to such a cut, have mask 0.
-    """
-    ids, end = list(completion.token_ids or ()), []
-    while ids and ids[-1] in codec.eos_ids:
-        end = [ids.pop()]
-    origins = [ORIGIN_SAMPLED] * len(ids)
-    text = codec.decode(ids)
-    kept = dialect.cut(text)
-    if kept != text:
-        ids, origins, _ = keep_prefix(codec, ids, origins, kept)
-    elif marker := dropped_stop("", completion, dialect):
-        added = codec.encode(marker)
-        ids, origins, kept = [*ids, *added], [*origins, *[ORIGIN_REENCODED] * len(added)], kept + marker
-    if end and not dialect.is_stopped(kept):
-        ids, origins = [*ids, *end], [*origins, ORIGIN_SAMPLED]
-    mask = [int(origin == ORIGIN_SAMPLED) for origin in origins]
-    is_truncated = completion.finish_reason == "length"
-    return {"text": kept, "ids": ids, "mask": mask, "num_tokens": sum(mask), "truncated": is_truncated}

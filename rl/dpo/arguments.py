@@ -70,6 +70,22 @@ def dpo_arguments(
     }
 
 
+def training_plan(options: DpoOptions, model: str, machine: Machine, **shape: Any) -> dict[str, Any]:
+    """Return what the engine needs to know besides the pairs; `shape` are the keywords of `dpo_arguments`.
+
+    `model` is a folder or a hub id. Raises ConfigError as `dpo_arguments` does.
+    """
+    return {
+        "model": model,
+        "revision": options.revision or "main",
+        "num_processes": machine.num_processes,
+        "aggregate": options.aggregate,
+        "nll_coef": options.nll_coef,
+        "lora": lora_arguments(options),
+        "arguments": dpo_arguments(options, machine, **shape),
+    }
+
+
 def num_steps_of(options: DpoOptions, num_rows: int) -> int:
     """Return the number of updates of a training on so many pairs, at least one."""
     return max(1, math.ceil(options.num_train_epochs * math.ceil(num_rows / options.batch_size)))

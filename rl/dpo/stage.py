@@ -16,13 +16,12 @@ import orjson
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.base_model import base_model
-from treadle.core.engines.config import Machine
 from treadle.core.engines.training import EngineOptions, find_machine
 from treadle.core.engines.training_run import StepProgress, TrainingListener
 from treadle.core.errors import ConfigError
 from treadle.core.runs.stage import StageContext
 from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
-from treadle.rl.dpo.arguments import dpo_arguments, lora_arguments
+from treadle.rl.dpo.arguments import training_plan
 from treadle.rl.dpo.config import DpoSettings
 from treadle.rl.dpo.engine import ENGINE
 from treadle.rl.dpo.figures import draw_pair_curves
@@ -65,7 +64,16 @@ class DpoRun:
         progress = _PairProgress(self._context.progress)
         done = train_on_pairs(
             self._folder,
-            self._plan(base, machine, selection),
+            training_plan(
+                self._options,
+                str(base),
+                machine,
+                num_rows=len(selection.train),
+                has_holdout=bool(selection.held_out),
+                longest_row=selection.longest,
+                output=str(self._folder.output),
+                seed=self._settings.seed,
+            ),
             EngineOptions(
                 variant=machine.variant,
                 threads=self._options.threads,
@@ -86,7 +94,7 @@ class DpoRun:
         )
         if isinstance(base, Path):
             check_exported(done, base, ChatTokenizer.load(base), moved_to=self._folder.refused, address=address)
-        return self._write(done, machine, selection)
+        return self._write(done, machine.variant, selection)
 
     def _check_tokenizer(self, digest: str, selection: PairSelection) -> None:
         """Raise ConfigError if the pairs were made with another tokenizer than the model's."""
@@ -96,28 +104,7 @@ class DpoRun:
                 f"dpo.model = {self._options.model} is {digest[:12]}; set it to the policy that was rolled out"
             )
 
-    def _plan(self, base: Path | str, machine: Machine, selection: PairSelection) -> dict[str, Any]:
-        """Return what the engine needs to know besides the pairs."""
-        options = self._options
-        return {
-            "model": str(base),
-            "revision": options.revision or "main",
-            "num_processes": machine.num_processes,
-            "aggregate": options.aggregate,
-            "nll_coef": options.nll_coef,
-            "lora": lora_arguments(options),
-            "arguments": dpo_arguments(
-                options,
-                machine,
-                num_rows=len(selection.train),
-                has_holdout=bool(selection.held_out),
-                longest_row=selection.longest,
-                output=str(self._folder.output),
-                seed=self._settings.seed,
-            ),
-        }
-
-    def _write(self, done: PairTraining, machine: Machine, selection: PairSelection) -> dict[str, Any]:
+    def _write(self, done: PairTraining, variant: str, selection: PairSelection) -> dict[str, Any]:
         context, options = self._context, self._options
         bound = context.inputs.get("checkpoint", ())
         row = {
@@ -129,7 +116,7 @@ class DpoRun:
             "num_rows": len(selection.train),
             "num_target_tokens": selection.num_target_tokens,
             "seed": self._settings.seed,
-            "engine": ENGINE.label(done.versions, machine.variant),
+            "engine": ENGINE.label(done.versions, variant),
         }
         log = pair_log(done)
         context.write_telemetry(PAIR_LOG.kind, log)

@@ -53,21 +53,32 @@ class TurnPairs:
         return {**dict(sorted(self._counts.items())), "longest_row": self._longest}
 
     def _turns(self) -> Iterator[list[tuple[Mapping[str, Any], float]]]:
-        """Yield the candidates of each turn with their advantages.
+        """Yield the scored candidates of each turn with their advantages; others are counted.
 
-        Raises ArtifactError unless candidates and advantages are of each other.
+        Advantages are in the order of their candidates. Raises ArtifactError if one is of no candidate.
         """
         names = ("turn_key", "candidate", "advantage")
         scored = (row for table in self._context.inputs["advantages"] for row in table.rows(names))
-        rows = (row for table in self._context.inputs["candidates"] for row in table.rows(_READ))
-        pairs = ((row, _advantage_of(row, next(scored, None))) for row in rows)
+        pairs = self._pairs(scored)
         for _, group in itertools.groupby(pairs, key=lambda pair: pair[0]["turn_key"]):
             yield list(group)
-        if (spare := next(scored, None)) is not None:
-            raise ArtifactError(f"the advantage of turn {spare['turn_key']} is of no candidate; {_AGAIN}")
+
+    def _pairs(self, scored: Iterator[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
+        awaited = next(scored, None)
+        for row in (row for table in self._context.inputs["candidates"] for row in table.rows(_READ)):
+            if awaited is None or (awaited["turn_key"], awaited["candidate"]) != (row["turn_key"], row["candidate"]):
+                self._counts["left_out.not_scored"] += 1
+                continue
+            yield row, float(awaited["advantage"])
+            awaited = next(scored, None)
+        if awaited is not None:
+            raise ArtifactError(
+                f"the advantage of turn {awaited['turn_key']} is of no candidate that is read here; run `advantages` "
+                "again"
+            )
 
     def _rows(self, candidates: Sequence[tuple[Mapping[str, Any], float]]) -> Iterator[dict[str, Any]]:
-        usable = [pair for pair in candidates if not pair[0]["truncated"] and pair[0]["num_tokens"]]
+        usable = [pair for pair in candidates if not pair[0]["truncated"]]
         self._counts["truncated"] += len(candidates) - len(usable)
         scores = list(map(itemgetter(1), usable))
         seed = derive_seed(self._settings.seed, "preferences", candidates[0][0]["turn_key"])
@@ -96,13 +107,3 @@ class TurnPairs:
             row |= {f"{name}_key": key, f"{name}_text": side["text"], f"{name}_ids": side["ids"]}
             row |= {f"{name}_mask": side["mask"], f"{name}_turns": [side["num_tokens"]]}
         return row
-
-
-_AGAIN = "run `advantages` again on the candidates that are read here"
-
-
-def _advantage_of(candidate: Mapping[str, Any], scored: Mapping[str, Any] | None) -> float:
-    own = (candidate["turn_key"], candidate["candidate"])
-    if scored is None or (scored["turn_key"], scored["candidate"]) != own:
-        raise ArtifactError(f"candidate {own[1]} of turn {own[0]} has no advantage; {_AGAIN}")
-    return float(scored["advantage"])

@@ -13,7 +13,7 @@ from treadle.tasks.planning.plan import why_not_reused
 if TYPE_CHECKING:
     from treadle.tasks.estimate.reuse import Reuse
 
-_TRAINING = ("sft", "rl")
+_TRAINING = ("sft", "rl", "dpo")
 
 
 def rerun_note(item: Instance, run: Run, *, force: bool) -> str | None:

@@ -24,7 +24,7 @@ def model_card(
     scores: Sequence[Mapping[str, Any]],
 ) -> str:
     """Return the card in markdown. `row`: that of the checkpoint; `chain`: all that it was made of."""
-    how = {"sft": "Fine-tuned", "rl": "Reinforced"}.get(record.stage, "Trained")
+    how = {"sft": "Fine-tuned", "rl": "Reinforced", "dpo": "Trained on preferences"}.get(record.stage, "Trained")
     head: dict[str, str | list[str]] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     head |= {"base_model": base.hub_id} if base.hub_id else {}
     head |= {"license": base.licence} if base.licence else {}

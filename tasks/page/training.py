@@ -27,6 +27,11 @@ _RL = (
     "and score should rise together; if only calls and length fall, answers got lazy."
 )
 
+_DPO = (
+    "Blue: pairs in training; red: held-out pairs. Accuracy is the share of pairs in the right order. With scores per "
+    "token the loss barely leaves 0.693: watch accuracy and margin."
+)
+
 
 def training_sections(sources: Sequence[PageRun]) -> list[Section]:
     """Return the sections on operators, selections, fine-tuning and reinforcement of which any run has a result."""
@@ -35,6 +40,7 @@ def training_sections(sources: Sequence[PageRun]) -> list[Section]:
         ("fronts", "Questions selected", _SELECTION, ("selection",)): _phase_parts,
         ("sft", "Fine-tuning", _SFT, ("sft_rows", "sft")): _sft_parts,
         ("rl", "Reinforcement", _RL, ("rl",)): _phase_parts,
+        ("dpo", "Training on preferences", _DPO, ("dpo",)): _phase_parts,
     }
     sections = []
     for (name, title, reading, stages), make in makers.items():
@@ -98,6 +104,11 @@ _PICTURES = {
         ("checkpoint", "curves.svg"),
         "Curves over the steps",
         "Reward, score, answers, calls, length, time-outs, unequal groups and parts of the reward over the steps.",
+    ),
+    "dpo": (
+        ("checkpoint", "curves.svg"),
+        "Curves over the steps",
+        "Loss, accuracy and margin over the steps.",
     ),
 }
 """Stage -> its picture: table and file, title, description."""

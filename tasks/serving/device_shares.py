@@ -11,6 +11,8 @@ from treadle.core.engines.environments import choose_variant
 from treadle.core.errors import ConfigError
 from treadle.core.runs.stage import Instance
 from treadle.rl.config import RlSettings
+from treadle.rl.dpo.config import DpoSettings
+from treadle.rl.dpo.engine import ENGINE as PAIR_ENGINE
 from treadle.sft.config import SftSettings
 from treadle.tasks.serving.served_models import served_models
 
@@ -32,10 +34,11 @@ def server_shares(server: VllmServer | TutorServer) -> Shares:
 
 def training_shares(settings: Any) -> Shares:
     """Return the devices that an instance trains on; raise ConfigError for a GPU that does not exist."""
-    if not isinstance(settings, SftSettings | RlSettings):
+    if not isinstance(settings, SftSettings | RlSettings | DpoSettings):
         return {}
     options = settings.options
-    if options.engine.choose_variant(options.variant) == "cpu":
+    engine = PAIR_ENGINE if isinstance(settings, DpoSettings) else settings.options.engine
+    if engine.choose_variant(options.variant) == "cpu":
         return {CPU: 1.0}
     return dict.fromkeys(chosen_gpus(options.devices)[: options.num_devices], 1.0)
 

@@ -33,8 +33,8 @@ class Incomparable(Exception):
 def encoded(value: Any) -> list[Any]:
     """Return a value as JSON: a list of its kind and its content.
 
-    Content is read by the methods of the built-in types, so a class that derives from one counts as that type, and
-    what the program's own classes say of equality does not matter. Raises Incomparable.
+    Content is read by the methods of the built-in types, so a class that derives from one counts as that type, and an
+    `__eq__` of the program has no effect. Raises Incomparable.
     """
     if value is None or isinstance(value, bool):
         return ["bool", value] if isinstance(value, bool) else ["none"]
@@ -71,7 +71,7 @@ def of_object(value: Any) -> list[Any]:
 
 
 def of_numpy(value: Any) -> list[Any]:
-    """Return an array with its shape, or a scalar as the built-in number that it stands for."""
+    """Return an array with its shape, or a scalar as a built-in number."""
     if hasattr(value, "ravel") and getattr(value, "shape", ()):
         return ["array", list(value.shape), [encoded(one) for one in value.ravel().tolist()]]
     plain = value.item() if hasattr(value, "item") else value

@@ -11,9 +11,10 @@ from support.preferences.table_server import TableScript
 from support.servers.scripted_server import served
 from support.tables.score_tables import NO_IDS, put_rows
 
-from treadle.core.errors import BudgetExceeded, StageFailed
+from treadle.core.errors import ArtifactError, BudgetExceeded, StageFailed
 from treadle.core.llm.config import Sampling
 from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.rl.preferences.tables import ADVANTAGES
 
 
 @pytest.fixture
@@ -148,6 +149,47 @@ def test_stage_without_a_usable_turn_fails(desk: Desk) -> None:
             StageFailed, match=r"4 rollouts of the split train have no turn with token ids \(no_ids 4\)"
         ):
             Bench(desk, server, server).candidates()
+
+
+def test_advantages_of_other_candidates_are_refused_and_missing_ones_counted(desk: Desk) -> None:
+    critic = TableScript(desk.tokenizer, likes_ones)
+    with (
+        served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server,
+        served(critic, codec=desk.tokenizer) as other,
+    ):
+        bench = Bench(desk, server, other)
+        bench.candidates()
+        bench.advantages()
+    rows = desk.rows("1/advantages", "advantages")
+    put_rows(desk.run, "1/advantages", ADVANTAGES, rows[1:])
+    assert desk.pairs("turn").metrics["left_out.not_scored"] == 1
+    put_rows(desk.run, "1/advantages", ADVANTAGES, [rows[0] | {"turn_key": "other"}, *rows[1:]])
+    with pytest.raises(ArtifactError, match="the advantage of turn other is of no candidate that is read here"):
+        desk.pairs("turn")
+
+
+def test_critic_chooses_among_rollouts_of_held_out_tasks_as_a_diagnostic(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.put({"a": (1.0, 0.0), "b": (0.0, 0.5, 1.0), "c": (None, 1.0)}, held_out=("b", "c"))
+    critic = TableScript(desk.tokenizer, likes_ones)
+    with (
+        served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server,
+        served(critic, codec=desk.tokenizer) as other,
+    ):
+        bench = Bench(desk, server, other)
+        bench.candidates()
+        found = bench.advantages(best_of=True).metrics
+    rows = [row for row in desk.rows("1/rollouts@base", "rollouts") if row["question_key"] == "b"]
+    shares = []
+    for row in rows:
+        sample = row["samples"][0]
+        said = [id_ for id_, origin in zip(sample["ids"], sample["origins"], strict=True) if origin == 1]
+        shares.append(said.count(ord("1")) / len(said))
+    assert len(set(shares)) == 3
+    assert found["best_of.tasks"] == 1 and found["best_of.rollouts"] == 3
+    assert found["best_of.mean_reward"] == 0.5 and found["best_of.best_reward"] == 1.0
+    assert found["best_of.critic_reward"] == (0.0, 0.5, 1.0)[shares.index(max(shares))]
+    assert len(desk.rows("1/advantages", "advantages")) == found["candidates"]
 
 
 def test_interrupted_stage_asks_for_nothing_that_it_has(desk: Desk) -> None:

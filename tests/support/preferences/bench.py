@@ -65,6 +65,8 @@ class Bench:
             options=AdvantagesOptions(**options),
         )
         inputs = {"candidates": "1/candidates", "questions": "1/questions", "checkpoint": "1/dpo@critic"}
+        if options.get("best_of"):
+            inputs |= {"rollouts": "1/rollouts@base", "scores": "1/scores@base"}
         return self._run("advantages", ADVANTAGES_STAGE, settings, **inputs)
 
 

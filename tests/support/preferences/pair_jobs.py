@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.config import Machine
-from treadle.rl.dpo.arguments import dpo_arguments, lora_arguments
+from treadle.rl.dpo.arguments import training_plan
 from treadle.rl.dpo.config import DpoOptions
 from treadle.rl.dpo.launch import DpoFolder
 from treadle.rl.dpo.rows import ENGINE_ROWS
@@ -54,17 +54,8 @@ def make_plan(folder: DpoFolder, policy: Path, num_rows: int = 12, **options: An
     """Return a plan as the stage makes it, and write it for a parent that is killed."""
     given = {"aggregate": "turn_sum", "num_train_epochs": 3.0, "batch_size": 4, "save_steps": 1, "learning_rate": 1e-3}
     made = DpoOptions.model_validate({**given, **options})
-    plan = {
-        "model": str(policy),
-        "revision": "main",
-        "num_processes": 1,
-        "aggregate": made.aggregate,
-        "nll_coef": made.nll_coef,
-        "lora": lora_arguments(made),
-        "arguments": dpo_arguments(
-            made, Machine(), num_rows=num_rows, has_holdout=True, longest_row=60, output=str(folder.output), seed=1
-        ),
-    }
+    shape = {"num_rows": num_rows, "has_holdout": True, "longest_row": 60, "output": str(folder.output), "seed": 1}
+    plan = training_plan(made, str(policy), Machine(), **shape)
     folder.path.mkdir(parents=True, exist_ok=True)
     (folder.path / "given.json").write_bytes(orjson.dumps(plan))
     return plan

@@ -17,7 +17,8 @@ from support.tables.score_tables import called, put_rows, score
 from support.tables.sft_tables import sft_row
 from support.tables.table_readers import assert_all_count, assert_json_read
 
-from treadle.cli.commands.export import ROW_FORMATS, export
+from treadle.cli.commands.export import export
+from treadle.cli.commands.export_rows import ROW_FORMATS
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.tables import POOL_EVENTS, POOLS
 from treadle.datagen.sft_rows.tables import SFT_ROWS

@@ -14,7 +14,7 @@ from support.tables.sft_tables import TEXT_MODE, as_messages, contents, run_with
 from support.tables.table_readers import assert_all_read
 from support.tool_templates import load_tool_tokenizer
 
-from treadle.cli.commands.export import ROW_FORMATS
+from treadle.cli.commands.export_rows import ROW_FORMATS
 from treadle.cli.main import cli
 from treadle.core.errors import ArtifactError, ConfigError, RunError
 from treadle.sft import exporters
