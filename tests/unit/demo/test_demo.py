@@ -9,6 +9,7 @@ import pytest
 
 from treadle.core.errors import ConfigError
 from treadle.demo import quickstart
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.quickstart import demo_configuration
 from treadle.demo.results import ModelCounts, first_and_last_rewards
 from treadle.demo.steps import COLBENCH_STEPS, GAP_STEPS, step_of
@@ -135,6 +136,7 @@ def test_gap_demo_of_the_tutor_needs_no_engine_and_measures_held_out_questions(
 def test_colbench_demo_trains_a_start_on_the_tutors_dialogues_and_a_policy_on_its_own(
     engines: set[str], tmp_path: Path
 ) -> None:
+    write_byte_tokenizer(tmp_path / "tokenizer")
     name, config = demo_configuration("colbench", tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
     assert name == "demo-colbench" and engines == {"serve", "sft", "trl"}
     addresses = flow_addresses(config)
