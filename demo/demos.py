@@ -5,12 +5,91 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from treadle.demo.programs.tasks import write_programs
 from treadle.demo.world import World
+from treadle.demo.world_files import write_world
 
 NUM_DOCUMENTS = 1_000
 _HERE = Path(__file__).parent
+
+
+class DemoWorld(Protocol):
+    """Sample world of a demo."""
+
+    def write(self, folder: Path) -> tuple[str, dict[str, Any]]:
+        """Write its files; return a sentence about them, and the tables that name them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FactsWorld:
+    """World of facts to look up.
+
+    Attributes:
+        tiers: Questions of the world; see `write_world`.
+        num_questions: Questions to train on.
+        num_heldout: Questions that measure.
+        environments: Environments that answer the questions, by name; empty for `[environment]`.
+    """
+
+    tiers: tuple[int, ...]
+    num_questions: int
+    num_heldout: int
+    environments: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> tuple[str, dict[str, Any]]:
+        """See `DemoWorld`."""
+        world = write_world(
+            folder,
+            documents=NUM_DOCUMENTS,
+            questions=self.num_questions,
+            heldout_questions=self.num_heldout,
+            tiers=self.tiers,
+        )
+        said = (
+            f"{world.num_documents:,} documents, {world.num_train:,} questions to train on and "
+            f"{world.num_heldout:,} held out"
+        )
+        return said, self.tables(world)
+
+    def tables(self, world: World) -> dict[str, Any]:
+        """Return the tables that name the files of a written world."""
+        search = {"search": {"corpus": [str(world.corpus)]}}
+        file = {"path": str(world.questions), "split_field": "split"}
+        if not self.environments:
+            return {"questions": {"sources": [{**file, "source_field": "source"}]}, "environment": search}
+        sources = [{**file, "dataset": name, "domain": "qa", "environment": name} for name in self.environments]
+        return {"questions": {"sources": sources}, "environments": dict.fromkeys(self.environments, search)}
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramsWorld:
+    """World of programs that a human asks for.
+
+    Attributes:
+        num_taught: Tasks whose dialogues the tutor shows.
+        num_train: Other tasks to train on.
+        num_heldout: Tasks that measure.
+    """
+
+    num_taught: int
+    num_train: int
+    num_heldout: int
+
+    def write(self, folder: Path) -> tuple[str, dict[str, Any]]:
+        """See `DemoWorld`."""
+        taught, train, heldout = self.num_taught, self.num_train, self.num_heldout
+        written = write_programs(folder, taught=taught, train=train, heldout=heldout)
+        said = f"{taught + train:,} programming tasks to train on and {heldout:,} held out"
+        return said, program_tables(written.questions)
+
+
+def program_tables(questions: Path) -> dict[str, Any]:
+    """Return the table that names the file of a written world of programs."""
+    source = {"path": str(questions), "source_field": "dataset", "split_field": "split", "domain": "code"}
+    return {"questions": {"sources": [{**source, "scorer": "programs", "payload": ["reference", "tests"]}]}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,47 +98,34 @@ class Demo:
 
     Attributes:
         run: Name of its run, and of the folder of its world with `-world`.
-        tiers: Questions of the sample world; see `write_world`.
-        num_questions: Questions to train on.
-        num_heldout: Questions that measure.
+        world: Its sample world.
         engines: Engines that it needs.
-        environments: Environments that answer the questions, by name; empty for `[environment]`.
         tutor_only: Tables that differ without engines.
+        tutors: Models that a tutor serves.
+        training: Further configuration, for the run with engines.
     """
 
     run: str
     config: Path
-    tiers: tuple[int, ...]
-    num_questions: int
-    num_heldout: int
+    world: DemoWorld
     engines: tuple[str, ...]
-    environments: tuple[str, ...]
     tutor_only: Mapping[str, Any]
+    tutors: tuple[str, ...] = ("tutor",)
+    training: tuple[Path, ...] = ()
 
-    def places(self, world: World, tokenizer: Path) -> dict[str, Any]:
-        """Return the tables that name files."""
-        search = {"search": {"corpus": [str(world.corpus)]}}
-        file = {"path": str(world.questions), "split_field": "split"}
-        by_name = [{**file, "dataset": name, "domain": "qa", "environment": name} for name in self.environments]
-        tables: dict[str, Any] = {
-            "questions": {"sources": by_name or [{**file, "source_field": "source"}]},
-            "models": {"tutor": {"server": {"tokenizer": str(tokenizer)}}},
-        }
-        if by_name:
-            return {**tables, "environments": dict.fromkeys(self.environments, search)}
-        return {**tables, "environment": search}
+    def tokenizer_tables(self, tokenizer: Path) -> dict[str, Any]:
+        """Return the tables that name the tokenizer of the tutors."""
+        return {"models": {name: {"server": {"tokenizer": str(tokenizer)}} for name in self.tutors}}
 
 
+GAP_WORLD = FactsWorld(tiers=(2,), num_questions=240, num_heldout=40, environments=("sequential", "parallel"))
 DEMOS: Mapping[str, Demo] = {
     "flywheel": Demo(
         run="demo",
         config=_HERE / "demo.toml",
         # A model of 135 million weights learns questions that one call answers in minutes on two cores.
-        tiers=(0,),
-        num_questions=200,
-        num_heldout=100,
+        world=FactsWorld(tiers=(0,), num_questions=200, num_heldout=100),
         engines=("serve", "sft", "trl"),
-        environments=(),
         tutor_only={
             "pools": {"max_questions": 60},
             "flow": {"stages": ["pools", "sft_rows", "rollouts", "scores", "report"], "models": ["tutor"]},
@@ -69,15 +135,24 @@ DEMOS: Mapping[str, Demo] = {
     "gap": Demo(
         run="demo-gap",
         config=_HERE / "gap.toml",
-        tiers=(2,),
-        num_questions=240,
-        num_heldout=40,
+        world=GAP_WORLD,
         engines=("serve", "sft"),
-        environments=("sequential", "parallel"),
         tutor_only={
             "flow": {"stages": ["rollouts", "scores", "report"], "models": ["tutor"]},
             "rollouts": {"sampling": {"max_tokens": 1024}},
             "overrides": {"1/rollouts@tutor": {"split": "heldout"}},
         },
+    ),
+    "colbench": Demo(
+        run="demo-colbench",
+        config=_HERE / "colbench.toml",
+        world=ProgramsWorld(num_taught=300, num_train=100, num_heldout=60),
+        engines=("serve", "sft", "trl"),
+        tutor_only={
+            "flow": {"stages": ["rollouts", "scores", "report"], "models": ["tutor"]},
+            "rollouts": {"sampling": {"max_tokens": 256}},
+        },
+        tutors=("tutor", "human"),
+        training=(_HERE / "colbench_training.toml",),
     ),
 }

@@ -13,9 +13,8 @@ from treadle.core.engines.environments import choose_variant, install, is_instal
 from treadle.core.figures import duration
 from treadle.core.runs.run import list_runs
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.demos import DEMOS, NUM_DOCUMENTS
+from treadle.demo.demos import DEMOS
 from treadle.demo.embedded_model import embedded_tokenizer
-from treadle.demo.world_files import write_world
 from treadle.tasks.config import TreadleConfig
 
 ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 3), "trl": ("TRL", 2)}
@@ -31,24 +30,16 @@ def demo_configuration(
     `fresh` starts the next one. `overrides` are KEY=VALUE as for `treadle run`. Raises ConfigError, EngineError.
     """
     demo = DEMOS[name]
-    load_config(TreadleConfig, (demo.config,), overrides)  # report a wrong key before anything is installed
+    files = (demo.config, *(() if tutor_only else demo.training))
+    load_config(TreadleConfig, files, overrides)  # report a wrong key before anything is installed
     if not tutor_only:
         _install_engines(demo.engines, notify)
     folder = root / f"{demo.run}-world"
-    world = write_world(
-        folder,
-        documents=NUM_DOCUMENTS,
-        questions=demo.num_questions,
-        heldout_questions=demo.num_heldout,
-        tiers=demo.tiers,
-    )
-    notify(
-        f"sample world: {world.num_documents:,} documents, {world.num_train:,} questions to train on and "
-        f"{world.num_heldout:,} held out, in {world.folder}"
-    )
+    said, places = demo.world.write(folder)
+    notify(f"sample world: {said}, in {folder}")
     tokenizer = write_byte_tokenizer(folder / "tokenizer") if tutor_only else embedded_tokenizer(notify)
-    data = {**demo.places(world, tokenizer), **(demo.tutor_only if tutor_only else {})}
-    config = load_config(TreadleConfig, (demo.config,), overrides, data=data)
+    data = {**places, **demo.tokenizer_tables(tokenizer), **(demo.tutor_only if tutor_only else {})}
+    config = load_config(TreadleConfig, files, overrides, data=data)
     return _run_name(root, f"{demo.run}-tutor" if tutor_only else demo.run, fresh), config
 
 

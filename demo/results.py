@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 from operator import add
@@ -86,16 +86,19 @@ def _split(label: str) -> tuple[int, str]:
     return int(number) if number.isdecimal() else 1, name
 
 
-def differences(run: Run, models: Iterable[str]) -> Figures:
-    """Return a table with one row per training: what it changed on the questions asked before and after it."""
-    names = [model for model in _WEIGHTS if model in set(models)]
+def differences(run: Run, models: Iterable[str], order: Sequence[str] = _WEIGHTS) -> Figures:
+    """Return a table with one row per training: what it changed on the questions asked before and after it.
+
+    `order` are models that are trained from each other.
+    """
+    names = [model for model in order if model in set(models)]
     answers = [
         (_named(model, number), _right_by_question(rows))
         for number in range(1, _num_iterations(run) + 1)
         for model, rows in _scores(run, names, number).items()
     ]
     rows = tuple(
-        (f"{before} to {after}", *_cells(_compared(first, second)))
+        (f"{before} to {after}", *_cells(compared(first, second)))
         for (before, first), (after, second) in pairwise(answers)
         if first.keys() & second.keys()
     )
@@ -164,8 +167,11 @@ def _right_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[floa
     return right
 
 
-def _compared(first: Mapping[str, list[float]], second: Mapping[str, list[float]]) -> Comparison:
-    """Compare right answers of all domains together; with one answer per question by Tango and McNemar."""
+def compared(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> Comparison:
+    """Compare right answers to the questions that two models have in common, question by question.
+
+    Each question has a 1 or 0 per answer. With one answer per question, the comparison is by Tango and McNemar.
+    """
     keys = sorted(first.keys() & second.keys())
     before, after = ({key: fmean(given[key]) for key in keys} for given in (first, second))
     pairs = Pairs(

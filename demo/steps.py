@@ -48,7 +48,27 @@ GAP_STEPS: Mapping[str, DemoStep] = {
     "report": DemoStep("tables and charts", 1),
 }
 """Steps of `treadle demo gap`; the times are estimates from those above, by numbers of tokens."""
-DEMO_STEPS = {"flywheel": STEPS, "gap": GAP_STEPS}
+COLBENCH_STEPS: Mapping[str, DemoStep] = {
+    "rollouts@tutor": DemoStep(
+        "the tutor asks a human, played by rule too, which program is wanted, and writes it", 10
+    ),
+    "scores@tutor": DemoStep("hidden tests run in sandboxes, each program apart from the reference", 30),
+    "sft_rows@start": DemoStep("right dialogues become fine-tuning rows, the human's messages masked", 1),
+    "sft@start": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on these rows", 220),
+    "rollouts@start": DemoStep("the fine-tuned model talks with the human, three times about each task, on vLLM", 140),
+    "scores@start": DemoStep("hidden tests run on its programs", 40),
+    "preferences@trajectory": DemoStep("better and worse dialogues about the same task become pairs", 1),
+    "dpo@critic": DemoStep("TRL trains a critic, which sees the hidden program, to tell them apart", 280),
+    "candidates": DemoStep("the model writes eight alternatives for each message of some dialogues", 60),
+    "advantages": DemoStep("the critic scores them", 150),
+    "preferences@turn": DemoStep("better and worse alternatives become pairs", 1),
+    "dpo@policy": DemoStep("TRL trains the model on these pairs, without what is hidden", 230),
+    "rollouts@policy": DemoStep("the trained model talks with the human about the same held-out tasks", 100),
+    "scores@policy": DemoStep("hidden tests run on its programs", 20),
+    "report": DemoStep("tables and charts", 1),
+}
+"""Steps of `treadle demo colbench`; the times are estimates from those above, by numbers of tokens."""
+DEMO_STEPS = {"flywheel": STEPS, "gap": GAP_STEPS, "colbench": COLBENCH_STEPS}
 _OTHER = DemoStep("", 1)
 _PRIOR_S = 60.0
 """Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""

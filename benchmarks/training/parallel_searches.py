@@ -25,7 +25,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.tables import MODEL_FOLDER
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.demos import DEMOS
+from treadle.demo.demos import DEMOS, GAP_WORLD
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.planning_results import PARALLEL, SEQUENTIAL, AnsweredQuestion, Answers, answers_of, paired_accuracy
 from treadle.demo.world import World
@@ -61,9 +61,9 @@ class Seed:
         self.world = write_world(
             folder / "world",
             documents=options.documents,
-            questions=GAP.num_questions,
+            questions=GAP_WORLD.num_questions,
             heldout_questions=options.questions,
-            tiers=GAP.tiers,
+            tiers=GAP_WORLD.tiers,
             seed=seed,
         )
         say = lambda line: print(line, file=sys.stderr)  # noqa: E731
@@ -78,7 +78,7 @@ class Seed:
         with delayed_search(self.world.corpus, latency_s) as url:
             tables = self._tables(self.world)
             service = {"search": {"service": {"endpoints": [{"url": url}]}}}
-            tables |= {"environments": dict.fromkeys(GAP.environments, service)}
+            tables |= {"environments": dict.fromkeys(GAP_WORLD.environments, service)}
             tables |= {"flow": {"stages": ["rollouts", "scores"], "models": [self.model]}}
             limits = {"max_concurrent": 1, "max_questions_per_dataset": self.options.timed}
             if self.options.tutor_only:
@@ -90,7 +90,7 @@ class Seed:
             return self._run(f"latency-{latency_s:g}", tables)[1]
 
     def _tables(self, world: World) -> dict[str, Any]:
-        return {"seed": self.seed, **GAP.places(world, self.tokenizer)}
+        return {"seed": self.seed, **GAP_WORLD.tables(world), **GAP.tokenizer_tables(self.tokenizer)}
 
     def _checkpoint(self, run: Run) -> Path:
         record = run.record(Address(1, "sft"))

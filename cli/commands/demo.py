@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Run a small end-to-end demo on this machine.", epilog="Example:  treadle demo --prefect")
-@click.argument("name", type=click.Choice(["flywheel", "gap"]), default="flywheel")
+@click.argument("name", type=click.Choice(["flywheel", "gap", "colbench"]), default="flywheel")
 @click.option("--fresh", is_flag=True, help="Start a new demo run instead of continuing the last one.")
 @click.option("--tutor-only", is_flag=True, help="Run only the tutor: no models, training or engines (9 GB).")
 @click.option(
@@ -39,6 +39,10 @@ def demo(
 
     `gap` compares plans of parallel searches with one search after the other: SmolLM2-135M, fine-tuned on the tutor's
     trajectories of both kinds, answers the same 40 held-out comparisons either way.
+
+    `colbench` lets SmolLM2-135M write programs for a human, played by rule, who answers questions about what a request
+    leaves open. It is fine-tuned on the tutor's dialogues, then trained by SWEET-RL: a critic that sees the hidden
+    program ranks messages, and the model learns from pairs of them. Hidden tests decide.
 
     If a demo is stopped or killed, run it again and it continues.
 

@@ -13,6 +13,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.demo.tutor import roles
 from treadle.demo.tutor.conversation import Conversation, read_messages, read_prompt
 from treadle.demo.tutor.critic import reply_to_task
+from treadle.demo.tutor.dialogue import next_dialogue_turn
 from treadle.demo.tutor.planning import next_planning_turn
 from treadle.demo.tutor.policy import next_turn
 from treadle.demo.tutor.seeded_draws import Draws
@@ -115,6 +116,8 @@ class ReplyWriter:
             return next_turn(conversation, self._settings.rates_for(model), draws)
         if role == "planner" or role == "sequential":
             return next_planning_turn(conversation, role)
+        if role == "asker" or role == "guesser" or role == "human":
+            return next_dialogue_turn(conversation, role, self._settings.rates_for(model).guess, draws)
         if role in ("critic", "refiner"):
             return reply_to_task(roles.guess_task(conversation), conversation, self._settings.rates_for(model), draws)
         if role == "summarizer":

@@ -10,6 +10,7 @@ from treadle.agent.chat_prompts import CONTINUE_BEGUN_MESSAGE, CONTINUE_MESSAGE
 from treadle.agent.continuation import split_beginning
 from treadle.demo.world_templates import recognise
 
+_TURN_END = "<|im_end|>"
 _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
 _CALL = re.compile(
     r"<(?P<tool>search|python)>(?P<argument>.*?)</(?P=tool)>(?:\s*<result>(?P<result>.*?)</result>)?", re.DOTALL
@@ -27,13 +28,19 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Parsed prompt. `thought` is the text of an unclosed think block, or None."""
+    """Parsed prompt.
+
+    Attributes:
+        thought: Text of an unclosed think block, or None.
+        messages: Roles and texts of the finished messages after the first one of the user.
+    """
 
     system: str
     user: str
     calls: tuple[Call, ...] = ()
     thought: str | None = None
     turn: str = field(default="", repr=False)
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 def read_prompt(prompt: str) -> Conversation:
@@ -47,7 +54,8 @@ def read_prompt(prompt: str) -> Conversation:
     assistant = next((turn for turn in turns if turn[1] == "assistant" and turn.start() >= after), None)
     # Everything after the first assistant turn belongs to it: a tool result may contain template markers.
     open_turn = prompt[assistant.start(2) :] if assistant else ""
-    return _with_turn(system, user[2] if user else "", open_turn)
+    later = [(turn[1], turn[2]) for turn in turns if turn.start() >= after and turn[0].endswith(_TURN_END)]
+    return _with_turn(system, user[2] if user else "", open_turn, later)
 
 
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
@@ -60,7 +68,8 @@ def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
     user, turn = split_beginning(messages[first]["content"]) if first < len(messages) else ("", "")
     pieces = [message["content"] for message in messages[first + 1 :]]
     turn += "".join([piece for piece in pieces if piece not in (CONTINUE_MESSAGE, CONTINUE_BEGUN_MESSAGE)])
-    return _with_turn(system, user, turn)
+    later = [(message["role"], message["content"]) for message in messages[first + 1 :]]
+    return _with_turn(system, user, turn, later)
 
 
 def _read_plain(prompt: str) -> Conversation:
@@ -80,7 +89,8 @@ def read_calls(text: str) -> tuple[Call, ...]:
     )
 
 
-def _with_turn(system: str, user: str, turn: str) -> Conversation:
+def _with_turn(system: str, user: str, turn: str, messages: Sequence[tuple[str, str]] = ()) -> Conversation:
     calls = read_calls(turn)
-    _, opened, thought = turn.rpartition("<think>")
-    return Conversation(system, user.strip(), calls, thought if opened and "</think>" not in thought else None, turn)
+    _, opened, begun = turn.rpartition("<think>")
+    thought = begun if opened and "</think>" not in begun else None
+    return Conversation(system, user.strip(), calls, thought, turn, tuple(messages))

@@ -24,7 +24,7 @@ _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class ErrorRates:
-    """Error rates of the noisy persona: four patterns of a policy, each per trajectory, and two reactions to prompts.
+    """Error rates of the noisy persona: five patterns, each per trajectory, and two reactions to prompts.
 
     Attributes:
         redundant: Repeats a call although everything is known.
@@ -33,6 +33,7 @@ class ErrorRates:
         wrong: Follows a wrong plan: another operation, or another fact of the document.
         stubborn: Ignores a hint: keeps its former answer, or continues as if there were no hint.
         careless: As critic or refiner, overlooks a flaw, picks another step, or ignores the format.
+        guess: In a dialogue about a program, takes one of three options by chance instead of asking which is wanted.
     """
 
     redundant: float = 0.25
@@ -41,14 +42,15 @@ class ErrorRates:
     wrong: float = 0.15
     stubborn: float = 0.2
     careless: float = 0.1
+    guess: float = 0.85
 
     def scaled(self, factor: float) -> ErrorRates:
-        """Return rates with the four patterns multiplied by a factor and the others unchanged."""
+        """Return rates with four patterns of a policy multiplied by a factor and the others unchanged."""
         patterns = ("redundant", "broken", "early", "wrong")
         return replace(self, **{pattern: getattr(self, pattern) * factor for pattern in patterns})
 
 
-STRONG = ErrorRates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+STRONG = ErrorRates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def next_turn(conversation: Conversation, rates: ErrorRates, draws: Draws) -> str:

@@ -10,14 +10,19 @@ from functools import lru_cache
 from typing import Literal
 
 from treadle.demo.tutor.conversation import Conversation
+from treadle.demo.tutor.dialogue import dialogue_role
 from treadle.demo.tutor.planning import planning_role
 
-Role = Literal["policy", "planner", "sequential", "judge", "gullible-judge", "critic", "refiner", "summarizer"]
+Role = Literal[
+    "policy", "planner", "sequential", "asker", "guesser", "human", "judge", "gullible-judge", "critic", "refiner",
+    "summarizer",
+]  # fmt: skip
 Task = Literal["redundancy", "locate", "analyse", "replace", "reflect", "thoughts"]
 """Tasks of the data flywheel."""
 
 _SUFFIXES: tuple[Role, ...] = (
-    "gullible-judge", "judge", "critic", "refiner", "summarizer", "planner", "sequential",
+    "gullible-judge", "judge", "critic", "refiner", "summarizer", "planner", "sequential", "asker", "guesser",
+    "human",
 )  # fmt: skip
 _GOLD = re.compile(r"(?im)^\W*(?:gold|reference|correct|expected|ground[- ]truth)[^:\n]{0,30}:\W*(.*)$")
 _PREDICTED = re.compile(
@@ -49,11 +54,14 @@ _BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
 def role_of(model: str, conversation: Conversation) -> Role:
     """Return the role in a model name's suffix; else guess it from the prompt; else the policy.
 
-    The system message decides. If it sets no task, the instructions of a planning agent in the user's message do.
+    Dialogues about programs have marks of their own. Else the system message decides. If it sets no task, the
+    instructions of a planning agent in the user's message do.
     """
     for role in _SUFFIXES:
         if model.endswith(f"-{role}"):
             return role
+    if (speaker := dialogue_role(conversation)) is not None:
+        return speaker
     role = _role_in(conversation.system)
     return (planning_role(conversation) or role) if role == "policy" else role
 

@@ -19,7 +19,8 @@ MODEL = "treadle-tutor"
 """Served model name. The suffixes `-strong` and `-noisy` select the persona, `-judge` … the role."""
 
 _ROLES = (
-    "strong", "noisy", "planner", "sequential", "judge", "gullible-judge", "critic", "refiner", "summarizer",
+    "strong", "noisy", "planner", "sequential", "judge", "gullible-judge", "critic", "refiner", "summarizer", "asker",
+    "guesser", "human",
 )  # fmt: skip
 MODELS = (MODEL, *(f"{MODEL}-{name}" for name in _ROLES))
 

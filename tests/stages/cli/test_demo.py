@@ -40,3 +40,14 @@ def test_tutor_answers_the_same_comparisons_in_fewer_turns_with_parallel_searche
     calls = {name: columns[5] for name, columns in numbers.items()}
     assert [columns[:2] for columns in numbers.values()] == [["6", "100.0"]] * 2
     assert turns["parallel"] == 2.0 and turns["sequential"] >= 3.0 and calls["parallel"] == calls["sequential"]
+
+
+def test_tutor_talks_with_a_human_and_its_programs_are_tested(tmp_path: Path) -> None:
+    few = ("--set", "rollouts.max_questions_per_dataset=12")
+    done = Desk(tmp_path).treadle("demo", "colbench", "--tutor-only", *few).succeeded()
+    label = "tutor (rules, no language model)"
+    (row,) = (line for line in done.out.splitlines() if line.startswith(label))
+    dialogues, solved, _, _, passed, messages = row.removeprefix(label).replace("[", "").split()
+    assert dialogues == "12" and 0 < float(solved) < 100, "it guesses, and some guesses are right"
+    assert float(solved) < float(passed), "a wrong guess passes some tests"
+    assert 2 <= float(messages) < 3

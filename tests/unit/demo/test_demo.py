@@ -9,9 +9,11 @@ import pytest
 
 from treadle.core.errors import ConfigError
 from treadle.demo import quickstart
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.quickstart import demo_configuration
 from treadle.demo.results import ModelCounts, first_and_last_rewards
-from treadle.demo.steps import GAP_STEPS, step_of
+from treadle.demo.steps import COLBENCH_STEPS, GAP_STEPS, step_of
+from treadle.tasks.catalog import instance
 from treadle.tasks.config import overridden
 from treadle.tasks.planning.order import flow_addresses
 
@@ -129,6 +131,46 @@ def test_gap_demo_of_the_tutor_needs_no_engine_and_measures_held_out_questions(
     assert list(addresses) == ["1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
     assert overridden(config, addresses["1/rollouts@tutor"], config.rollouts).split == "heldout"
     assert {one.environment for one in config.questions.sources} == {"sequential", "parallel"}
+
+
+def test_colbench_demo_trains_a_start_on_the_tutors_dialogues_and_a_policy_on_its_own(
+    engines: set[str], tmp_path: Path
+) -> None:
+    write_byte_tokenizer(tmp_path / "tokenizer")
+    name, config = demo_configuration("colbench", tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
+    assert name == "demo-colbench" and engines == {"serve", "sft", "trl"}
+    addresses = flow_addresses(config)
+    asked = {
+        address.qualifier: overridden(config, address, config.rollouts).datasets
+        for address in addresses
+        if address.stage == "rollouts"
+    }
+    assert asked == {
+        "tutor": ("programs-taught",),
+        "start": ("programs-train", "programs-heldout"),
+        "policy": ("programs-heldout",),
+    }
+    inputs = {
+        str(one): {name: list(map(str, read)) for name, read in instance(config, one).inputs.items()}
+        for one in addresses
+    }
+    assert inputs["1/sft_rows@start"]["rollouts"] == ["1/rollouts@tutor"]
+    assert inputs["1/sft@start"]["sft_rows"] == ["1/sft_rows@start"]
+    assert inputs["1/preferences@trajectory"]["rollouts"] == ["1/rollouts@start"]
+    trained = ("1/dpo@critic", "1/dpo@policy")
+    assert [inputs[one]["checkpoint"] for one in trained] == [["1/sft@start"]] * 2
+    silent = [str(one) for one in addresses if not step_of(one, COLBENCH_STEPS).words]
+    assert silent == ["1/questions"]
+
+
+def test_colbench_demo_of_the_tutor_needs_no_engine_and_measures_held_out_tasks(
+    engines: set[str], tmp_path: Path
+) -> None:
+    name, config = demo_configuration("colbench", tmp_path, fresh=False, tutor_only=True, notify=lambda line: None)
+    assert name == "demo-colbench-tutor" and not engines
+    addresses = {str(address): address for address in flow_addresses(config)}
+    assert list(addresses) == ["1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
+    assert overridden(config, addresses["1/rollouts@tutor"], config.rollouts).datasets == ("programs-heldout",)
 
 
 def test_rollouts_are_counted_by_outcome() -> None:

@@ -1,0 +1,73 @@
+"""Compare models by the programs that they write after dialogues about held-out tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from treadle.core.errors import RunError
+from treadle.core.figures import Cell, Figures
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
+from treadle.demo.programs.tasks import HELDOUT
+from treadle.eval.statistics import wilson_interval
+
+_READ = ("question_key", "dataset", "correct", "score", "num_turns")
+_LABELS = {
+    "tutor": "tutor (rules, no language model)",
+    "start": "start (SmolLM2-135M, fine-tuned on the tutor's dialogues)",
+    "policy": "policy (start, trained by preferences between turns)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """One scored dialogue.
+
+    Attributes:
+        is_solved: Whether the program passes all hidden tests.
+        share_passed: Share of the hidden tests that it passes; None without a verdict.
+        num_turns: Messages of the agent.
+    """
+
+    is_solved: bool
+    share_passed: float | None
+    num_turns: int
+
+
+def dialogues_of(run: Run, model: str, iteration: int = 1) -> dict[str, list[Dialogue]]:
+    """Return question key -> scored dialogues of a model about held-out tasks. Raises RunError without scores."""
+    scored = run.record(Address(iteration, "scores", model))
+    if scored is None:
+        raise RunError(f"run {run.run_id} has no scores of {model} in iteration {iteration}")
+    found: dict[str, list[Dialogue]] = {}
+    for row in run.rows(scored.outputs["scores"]).rows(_READ):
+        if row["dataset"] == HELDOUT:
+            dialogue = Dialogue(bool(row["correct"]), row["score"], row["num_turns"])
+            found.setdefault(row["question_key"], []).append(dialogue)
+    return found
+
+
+def dialogue_figures(dialogues: Mapping[str, Iterable[Sequence[Dialogue]]]) -> Figures:
+    """Return a table with one row per model; `dialogues` are those of each of its tasks."""
+    rows = tuple(_row(model, [one for group in groups for one in group]) for model, groups in dialogues.items())
+    header = ("held-out tasks", "dialogues", "solved % [95 %]", "tests passed %", "messages")
+    note = "Solved: the program passes all hidden tests. Messages: mean number of those that the agent wrote."
+    return Figures("Dialogues about programs", header, rows, note)
+
+
+def _row(model: str, dialogues: Sequence[Dialogue]) -> tuple[Cell, ...]:
+    label = _LABELS.get(model, model)
+    if not dialogues:
+        return label, 0, "?", "?", "?"
+    share = fmean(one.is_solved for one in dialogues)
+    low, high = wilson_interval(share, len(dialogues))
+    passed = [one.share_passed for one in dialogues if one.share_passed is not None]
+    return (
+        label,
+        len(dialogues),
+        f"{100 * share:.1f} [{100 * low:.1f}, {100 * high:.1f}]",
+        f"{100 * fmean(passed):.1f}" if passed else "?",
+        f"{fmean(one.num_turns for one in dialogues):.2f}",
+    )
