@@ -37,10 +37,10 @@ def encode_dialogue(
 ) -> tuple[list[Segment], Sample]:
     """Return the pieces of a dialogue with their places in its ids, and the ids with their origins.
 
-    The ids are those of the whole conversation as the chat template renders it. Those of the agent's text, and the one
-    that ends each of its turns, have the origin "re-encoded"; all others that of the system. A token across the border
-    of a turn counts as what precedes it. Raises RowRejected if the template changes messages, other than by
-    stripping white space around them.
+    The ids are those of the whole conversation as the chat template renders it; if a token crosses the border of a
+    turn, each part is encoded alone, as in a rollout. Those of the agent's text, and the one that ends each of its
+    turns, have the origin "re-encoded"; all others that of the system. Raises RowRejected if the template changes
+    messages, other than by stripping white space around them, and if the agent has written nothing.
     """
     roles = itertools.cycle(("assistant", "user"))
     texts = [text for pair in itertools.zip_longest(turns, replies) for text in pair if text is not None]
@@ -60,7 +60,11 @@ def encode_dialogue(
         replace(one, start=begin - start, end=end - start)
         for one, begin, end in zip(segments, counts, counts[1:], strict=False)
     ]
-    segments, sample = _with_turn_ends(found, ids, start, codec)
+    if all(codec.decode(ids[start + one.start : start + one.end]) == one.text for one in found):
+        segments, sample = _with_turn_ends(found, ids, start, codec)
+    else:
+        segments, sample = _encode_parts(shown, replies, dialect, codec)
+        sample.prompt_ids = codec.prompt_ids(first_messages)
     if not any(sample.origins):
         raise RowRejected("empty", "the agent has written nothing in its dialogue")
     return segments, sample
@@ -71,10 +75,10 @@ def _with_turn_ends(
 ) -> tuple[list[Segment], Sample]:
     """Give the agent its text and the ids that end its turns; what follows the last one is left out."""
     own = list(ids[start:])
-    end = segments[-1].end
+    end = segments[-1].end if segments else 0
     if end < len(own) and own[end] in codec.eos_ids:
         segments.append(Segment(FRAME, codec.decode([own[end]]), end, end + 1))
-    own = own[: segments[-1].end]
+    own = own[: segments[-1].end if segments else 0]
     origins = [ORIGIN_SYSTEM] * len(own)
     turn_starts = []
     was_agent = False
@@ -87,3 +91,22 @@ def _with_turn_ends(
             origins[segment.start] = ORIGIN_REENCODED
         was_agent = is_agent
     return segments, Sample(list(ids[:start]), own, origins, turn_starts)
+
+
+def _encode_parts(
+    turns: Sequence[str], replies: Sequence[str], dialect: Dialect, codec: ChatTokenizer
+) -> tuple[list[Segment], Sample]:
+    """Encode each part of a dialogue alone, as a rollout does."""
+    ids, num_end = codec.reply_ids([{"role": "user", "content": "."}])
+    end = ids[num_end - 1] if num_end else None
+    transcript = Transcript(dialect, codec)
+    turn_starts = []
+    for turn, reply in itertools.zip_longest(turns, replies):
+        turn_starts.append(len(transcript.ids))
+        transcript.insert(turn)
+        transcript.end_turn(end)
+        if reply is not None:
+            transcript.append([Message(reply)])
+    transcript.seal()
+    origins = [ORIGIN_REENCODED if origin else ORIGIN_SYSTEM for origin in transcript.origins]
+    return transcript.segments(), Sample([], transcript.ids.tolist(), origins, turn_starts)

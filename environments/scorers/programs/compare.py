@@ -14,7 +14,7 @@ Encoded = Sequence[Any]
 """A list of a kind and its content; see `treadle.environments.scorers.programs.harness.encoded`."""
 _NUMBERS = ("int", "float")
 _MAX_SHOWN_CHARS = 300
-_BRACKETS = {"list": "[]", "tuple": "()", "set": "{}", "dict": "{}"}
+_BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "dict": ("{", "}")}
 
 
 def same(value: Encoded, expected: Encoded, tolerance: float = 0.0) -> bool:

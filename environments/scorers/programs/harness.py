@@ -40,10 +40,10 @@ def encoded(value: Any) -> list[Any]:
         return ["bool", value] if isinstance(value, bool) else ["none"]
     for base, encode in BUILT_IN:
         if isinstance(value, base):
-            return encode(value)
+            return list(encode(value))
     module = type(value).__module__.partition(".")[0]
     if module in BY_MODULE:
-        return BY_MODULE[module](value)
+        return list(BY_MODULE[module](value))
     if type(value).__module__ == "solution":
         return of_object(value)
     raise Incomparable(f"a value of type {type(value).__name__} cannot be compared")
@@ -72,8 +72,9 @@ def of_object(value: Any) -> list[Any]:
 
 def of_numpy(value: Any) -> list[Any]:
     """Return an array with its shape, or a scalar as a built-in number."""
-    if hasattr(value, "ravel") and getattr(value, "shape", ()):
-        return ["array", list(value.shape), [encoded(one) for one in value.ravel().tolist()]]
+    shape = getattr(value, "shape", None)
+    if shape:
+        return ["array", list(shape), [encoded(one) for one in value.ravel().tolist()]]
     plain = value.item() if hasattr(value, "item") else value
     if type(plain) is type(value):
         raise Incomparable(f"a value of type {type(value).__name__} cannot be compared")

@@ -205,7 +205,9 @@ def test_imported_dialogues_are_scored_and_masked(tmp_path: Path) -> None:
         "import", "colbench", "trajectories", "offline.jsonl", "dialogues.toml", "--run", "offline", "--instance",
         "1/rollouts@base",
     )  # fmt: skip
-    desk.treadle(*command, "--out", "offline-tasks", "--samples", "2").failed("row 7: its problem_description differs", code=2)
+    desk.treadle(*command, "--out", "offline-tasks", "--samples", "2").failed(
+        "row 7: its problem_description differs", code=2
+    )
     told = desk.treadle(*command, "--out", "offline-tasks").succeeded()
     assert "10 dialogues about 5 tasks" in told.out and "1 left out: bad dialogue; the first is row 12" in told.err
     assert CANARY not in told.out + told.err
