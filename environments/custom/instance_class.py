@@ -73,6 +73,9 @@ class InstanceClassType:
         """See `EnvironmentType`."""
         return {}
 
+    def hidden_information(self, settings: EnvironmentSettings, task: Task) -> None:
+        """See `EnvironmentType`."""
+
     def host(self, settings: EnvironmentSettings) -> InstanceClassHost:
         """Return what the service holds; see `treadle.environments.service.hosting.EnvironmentHost`."""
         assert isinstance(settings, InstanceClassSettings)

@@ -93,7 +93,7 @@ class AdvantagesRun(JobStage[ScoredTurn]):
             scored = await asyncio.gather(
                 *(self._score(job, role, contexts[role], row, deadline) for role, row in asked)
             )
-        sums = {role: [] for role in contexts}
+        sums: dict[str, list[float]] = {role: [] for role in contexts}
         for (role, _), (total, _) in zip(asked, scored, strict=True):
             sums[role].append(total)
         self._journal.finish(job.key, orjson.dumps({**sums, "prompt_tokens": sum(used for _, used in scored)}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 Aggregate = Literal["token_mean", "turn_sum", "sum"]
@@ -20,6 +20,7 @@ def token_weights(mask: Sequence[int], turns: Sequence[int], aggregate: Aggregat
     num_tokens = sum(mask)
     if sum(turns) != num_tokens:
         raise ValueError(f"turns of {sum(turns)} tokens do not fit a mask of {num_tokens}")
+    each: Iterator[float]
     if aggregate == "turn_sum":
         each = itertools.chain.from_iterable(itertools.repeat(1.0 / length, length) for length in turns if length)
     else:
