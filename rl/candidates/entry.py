@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treadle.agent.model_sessions import check_trained
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Stage, StageContext, WorkResult
 from treadle.rl.candidates.settings import CandidatesOptions, CandidatesSettings
@@ -17,6 +16,8 @@ from treadle.stages.plan import Plan
 
 
 def _settings(plan: Plan, address: Address) -> CandidatesSettings:
+    from treadle.agent.model_sessions import check_trained
+
     sampled = plan.sampled(policy_rollouts(plan, address.iteration))
     model, tokenizer_digest = checked_model(sampled.name, sampled.model)
     check_trained(sampled.name, model)
