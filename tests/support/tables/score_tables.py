@@ -175,6 +175,7 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "parts": part_items(parts),
         "scorer": "qa_em",
         "error": "broken" if correct is None else None,
+        "detail": None,
         "efficiency": value,
         "calls_requested": 0,
         "calls_executed": 0,
