@@ -89,7 +89,7 @@ class ProgramsWorld:
 def program_tables(questions: Path) -> dict[str, Any]:
     """Return the table that names the file of a written world of programs."""
     source = {"path": str(questions), "source_field": "dataset", "split_field": "split", "domain": "code"}
-    return {"questions": {"sources": [{**source, "scorer": "hidden-tests", "payload": ["reference", "tests"]}]}}
+    return {"questions": {"sources": [{**source, "scorer": "hidden_tests", "payload": ["reference", "tests"]}]}}
 
 
 @dataclass(frozen=True, slots=True)
