@@ -89,7 +89,7 @@ class ProgramsWorld:
 def program_tables(questions: Path) -> dict[str, Any]:
     """Return the table that names the file of a written world of programs."""
     source = {"path": str(questions), "source_field": "dataset", "split_field": "split", "domain": "code"}
-    return {"questions": {"sources": [{**source, "scorer": "hidden-tests", "payload": ["reference", "tests"]}]}}
+    return {"questions": {"sources": [{**source, "scorer": "hidden_tests", "payload": ["reference", "tests"]}]}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ DEMOS: Mapping[str, Demo] = {
     "colbench": Demo(
         run="demo-colbench",
         config=_HERE / "colbench.toml",
-        world=ProgramsWorld(num_taught=300, num_train=100, num_heldout=60),
+        world=ProgramsWorld(num_taught=360, num_train=100, num_heldout=60),
         engines=("serve", "sft", "trl"),
         tutor_only={
             "flow": {"stages": ["rollouts", "scores", "report"], "models": ["tutor"]},

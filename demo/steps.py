@@ -54,7 +54,7 @@ COLBENCH_STEPS: Mapping[str, DemoStep] = {
     ),
     "scores@tutor": DemoStep("hidden tests run in sandboxes, each program apart from the reference", 30),
     "sft_rows@start": DemoStep("right dialogues become fine-tuning rows, the human's messages masked", 1),
-    "sft@start": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on these rows", 220),
+    "sft@start": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on these rows", 150),
     "rollouts@start": DemoStep("the fine-tuned model talks with the human, three times about each task, on vLLM", 140),
     "scores@start": DemoStep("hidden tests run on its programs", 40),
     "preferences@trajectory": DemoStep("better and worse dialogues about the same task become pairs", 1),

@@ -34,7 +34,7 @@ TREADLE = Path(sys.executable).with_name("treadle")
 START, POLICY = "start", "policy"
 BASELINES = ("rft", "dialogue")
 RUN = "colbench"
-NUM_TAUGHT, NUM_TRAIN = 400, 240
+NUM_TAUGHT, NUM_TRAIN = 450, 240
 """Tasks of the tutor's dialogues, and other tasks to train on, per seed."""
 LEAST_ACCURACY = 0.7
 """Smallest share of held-out pairs that the critic has to order rightly."""

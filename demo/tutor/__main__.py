@@ -28,7 +28,7 @@ from treadle.demo.tutor.settings import (
     parse_rates,
 )
 
-DEFAULT_RATES = "redundant=0.25,broken=0.15,early=0.15,wrong=0.15,stubborn=0.2,careless=0.1,guess=0.85"
+DEFAULT_RATES = "redundant=0.25,broken=0.15,early=0.15,wrong=0.15,stubborn=0.2,careless=0.1,guess=0.8"
 
 
 class _Parser(argparse.ArgumentParser):

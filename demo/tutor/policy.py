@@ -42,7 +42,7 @@ class ErrorRates:
     wrong: float = 0.15
     stubborn: float = 0.2
     careless: float = 0.1
-    guess: float = 0.85
+    guess: float = 0.8
 
     def scaled(self, factor: float) -> ErrorRates:
         """Return rates with four patterns of a policy multiplied by a factor and the others unchanged."""
