@@ -211,7 +211,8 @@ def test_imported_dialogues_are_scored_and_masked(tmp_path: Path) -> None:
     told = desk.treadle(*command, "--out", "offline-tasks").succeeded()
     assert "10 dialogues about 5 tasks" in told.out and "1 left out: bad dialogue; the first is row 12" in told.err
     assert CANARY not in told.out + told.err
-    again = desk.treadle(*command, "--json").succeeded().json()
+    resumed = tuple(word for word in command if word != "dialogues.toml")
+    again = desk.treadle(*resumed, "--json").succeeded().json()
     assert (again["reused"], again["left_out"]) == (True, {})
     made = desk.rows("offline", "1/rollouts@base", "rollouts")
     assert [row["sample_index"] for row in made] == [0, 1] * NUM_TASKS
@@ -224,4 +225,6 @@ def test_imported_dialogues_are_scored_and_masked(tmp_path: Path) -> None:
     desk.treadle("stage", "1/scores@base", "--run", "offline").succeeded()
     scores = desk.rows("offline", "1/scores@base", "scores")
     assert [row["score"] for row in scores] == [1, 1] + [1, 0.5] * (NUM_TASKS - 1)
-    desk.treadle(*command, "--set", "environment.type=question").failed("colbench/backend")
+    other = ("offline-tasks/questions.toml", "--run", "other", "--instance", "1/rollouts@base")
+    asked = ("--set", "environment={type='question', search={enabled=false}}")
+    desk.treadle(*command[:5], *other, *asked).failed('need environment.type = "colbench/backend"')
