@@ -56,10 +56,6 @@ class InstanceClassType:
         """See `EnvironmentType`. Raises ConfigError."""
         raise self._served_only()
 
-    def hidden_information(self, settings: EnvironmentSettings, task: Task) -> str | None:
-        """See `EnvironmentType`: what the class hides is not known."""
-        return None
-
     def open(
         self, settings: EnvironmentSettings, resources: Resources
     ) -> contextlib.AbstractAsyncContextManager[EnvironmentRuntime]:
