@@ -191,7 +191,6 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "votes_no": None,
         "votes_abstained": None,
         "best_of": None,
-        "detail": None,
         **columns,
     }
 
