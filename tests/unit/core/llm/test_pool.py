@@ -99,7 +99,10 @@ async def test_concurrent_requests_never_share_stop_strings() -> None:
         return "thought </think> Analysis: more </search> end"
 
     stops = {"a": ("</search>",), "b": ("Analysis:", "</search>")}
-    async with ScriptedServer(script, stops="kept") as server, ModelPool("m", settings(server, hedge_floor_s=None)) as pool:
+    async with (
+        ScriptedServer(script, stops="kept") as server,
+        ModelPool("m", settings(server, hedge_floor_s=None)) as pool,
+    ):
         deadline = asyncio.get_running_loop().time() + 60
 
         async def one(kind: str) -> tuple[str, str]:
