@@ -6,10 +6,9 @@ the newest complete state. See docs/behaviour/sft.md, part "Engine".
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +17,8 @@ import pyarrow as pa
 from treadle.core.engines import training
 from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.process import Child
-from treadle.core.engines.training import Advice, EngineFolder, PathIn, error_text, write_rows
-from treadle.core.engines.training_run import TrainingListener, TrainingResult, TrainingRun
-from treadle.core.errors import EngineError
+from treadle.core.engines.training import Advice, ConfiguredFolder, PathIn, write_rows
+from treadle.core.engines.training_run import LossTrainingRun, TrainingListener, TrainingResult
 from treadle.sft.llamafactory_config import commands_of_nodes
 from treadle.sft.training_engine import SFT_ENGINES, SftEngine
 
@@ -61,7 +59,7 @@ class TrainingStep:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingFolder(EngineFolder):
+class TrainingFolder(ConfiguredFolder):
     """Paths of the files of one fine-tuning."""
 
     rows = PathIn("rows")
@@ -143,27 +141,16 @@ def fine_tune(
 
 
 @dataclass(kw_only=True)
-class _FineTuningRun(TrainingRun[TrainingStep]):
+class _FineTuningRun(LossTrainingRun[TrainingStep]):
     """One call of `fine_tune`."""
 
     name = "fine-tuning"
     check_command = "prepare"
-    job_file = "{}.json"
+    model_key = "sft.model"
+    learned_from = "the rows' targets"
 
     folder: TrainingFolder
     options: EngineOptions
-    config_text: str
-    prompt: list[int]
-
-    def _store_config(self) -> bool:
-        """Write the YAML; return whether it was the last that the engine accepted."""
-        self.folder.config.write_text(self.config_text, encoding="utf-8")
-        digest = hashlib.sha256(self.config_text.encode()).hexdigest()
-        return bool(self.events.last.get("prepared", {}).get("config_digest") == digest)
-
-    def _is_finished(self) -> bool:
-        """Return whether everything is done: the model is written, and the prompt, if any, is continued."""
-        return super()._is_finished() and (not self.prompt or "greedy" in self.events.last)
 
     def _announcement(self, command: str) -> str:
         if command == "prepare":
@@ -177,15 +164,10 @@ class _FineTuningRun(TrainingRun[TrainingStep]):
     def _job(self, command: str) -> dict[str, Any]:
         engine_folder = SFT_ENGINES.import_folder(self.engine)
         return {
+            **super()._job(command),
             "engine": self.engine.model_dump(mode="json"),
             "engine_folder": str(engine_folder) if engine_folder else None,
-            "config": str(self.folder.config),
-            "parquet": str(self.folder.parquet),
             "rows": str(self.folder.rows),
-            "model": str(self.folder.model),
-            "revision": self.events.last.get("prepared", {}).get("revision", ""),
-            "prompt": self.prompt,
-            "num_greedy_tokens": self.options.num_greedy_tokens,
         }
 
     def _argv(self, command: str) -> list[str]:
@@ -221,24 +203,3 @@ class _FineTuningRun(TrainingRun[TrainingStep]):
             self.folder.nodes,
             commands[0],
         )
-
-    def _explain(self, command: str, child: Child, code: int, error: Mapping[str, Any] | None) -> Exception:
-        if error and error["kind"] == "no_model":
-            reason = error_text(error).partition(": ")[2]
-            return EngineError(
-                f"sft.model cannot be fetched from the model hub ({reason}); check its name and the network, or "
-                f"set a local folder; log: {child.log_path}"
-            )
-        return super()._explain(command, child, code, error)
-
-    def _check_training(self) -> None:
-        """Raise EngineError also if no loss was logged, or always the same."""
-        super()._check_training()
-        steps, num_steps = self.events.steps, self.events.last["end"]["step"]
-        if not steps:
-            raise self._failure(f"no loss was logged in {num_steps} steps")
-        if len(steps) > 1 and len({step.loss for step in steps}) == 1:
-            raise self._failure(
-                f"the loss was {steps[0].loss:g} in all {num_steps} steps: nothing was learned; check "
-                "learning_rate and the rows' targets"
-            )

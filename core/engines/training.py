@@ -95,6 +95,14 @@ class EngineFolder:
         return [(int(match[1]), path) for match, path in found if match]
 
 
+@dataclass(frozen=True, slots=True)
+class ConfiguredFolder(EngineFolder):
+    """Paths of the files of a training that has one configuration file."""
+
+    config = PathIn("config")
+    """Configuration for the engine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Options for the processes of a training."""

@@ -7,6 +7,7 @@ training subclasses `TrainingRun`, and overrides the methods with an underscore 
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ from treadle.core.engines.event_log import EventLog, InvalidEvent, T_Step
 from treadle.core.engines.process import Child, log_tail, printable, start_child
 from treadle.core.engines.training import (
     Advice,
+    ConfiguredFolder,
     EngineFolder,
     EngineOptions,
     Greedy,
+    error_text,
     explain_failure,
     follow,
     training_environ,
@@ -280,3 +283,61 @@ class TrainingRun(ABC, Generic[T_Step]):
             "greedy": Greedy.of_event(last.get("greedy")),
             "versions": dict(last["prepared"]["versions"]),
         }
+
+
+@dataclass(kw_only=True)
+class LossTrainingRun(TrainingRun[T_Step]):
+    """A training on stored rows whose steps log a loss, from one configuration file."""
+
+    job_file = "{}.json"
+    model_key: ClassVar[str]
+    """Key of the base model, such as `sft.model`."""
+    learned_from: ClassVar[str]
+    """Part of the rows that is learned, in advice, such as `the rows' targets`."""
+
+    folder: ConfiguredFolder
+    config_text: str
+    """Content of the configuration file."""
+    prompt: list[int]
+    """Ids that the model continues greedily at the end; empty for none."""
+
+    def _store_config(self) -> bool:
+        content = self.config_text.encode()
+        self.folder.config.write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        return bool(self.events.last.get("prepared", {}).get("config_digest") == digest)
+
+    def _is_finished(self) -> bool:
+        """Return whether everything is done: the model is written, and the prompt, if any, is continued."""
+        return super()._is_finished() and (not self.prompt or "greedy" in self.events.last)
+
+    def _job(self, command: str) -> dict[str, Any]:
+        return {
+            "config": str(self.folder.config),
+            "parquet": str(self.folder.parquet),
+            "model": str(self.folder.model),
+            "revision": self.events.last.get("prepared", {}).get("revision", ""),
+            "prompt": self.prompt,
+            "num_greedy_tokens": self.options.num_greedy_tokens,
+        }
+
+    def _explain(self, command: str, child: Child, code: int, error: Mapping[str, Any] | None) -> Exception:
+        if error and error["kind"] == "no_model":
+            reason = error_text(error).partition(": ")[2]
+            return EngineError(
+                f"{self.model_key} cannot be fetched from the model hub ({reason}); check its name and the network, or "
+                f"set a local folder; log: {child.log_path}"
+            )
+        return super()._explain(command, child, code, error)
+
+    def _check_training(self) -> None:
+        """Raise EngineError also if no loss was logged, or always the same."""
+        super()._check_training()
+        steps, num_steps = self.events.steps, self.events.last["end"]["step"]
+        if not steps:
+            raise self._failure(f"no loss was logged in {num_steps} steps")
+        if len(steps) > 1 and len({step.loss for step in steps}) == 1:
+            raise self._failure(
+                f"the loss was {steps[0].loss:g} in all {num_steps} steps: nothing was learned; check learning_rate "
+                f"and {self.learned_from}"
+            )

@@ -6,20 +6,17 @@ the newest complete state.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
 
 from treadle.core.engines.event_log import EventLog
-from treadle.core.engines.process import Child
-from treadle.core.engines.training import Advice, EngineFolder, EngineOptions, Greedy, PathIn, error_text
+from treadle.core.engines.training import Advice, ConfiguredFolder, EngineOptions, Greedy, PathIn
 from treadle.core.engines.training_engine import TrainingEngine
-from treadle.core.engines.training_run import TrainingListener, TrainingResult, TrainingRun
-from treadle.core.errors import EngineError
+from treadle.core.engines.training_run import LossTrainingRun, TrainingListener, TrainingResult
 
 _ADVICE = Advice(
     refused="TRL refuses the configuration of dpo",
@@ -97,7 +94,7 @@ class PairEvents(EventLog[PairStep]):
 
 
 @dataclass(frozen=True, slots=True)
-class DpoFolder(EngineFolder):
+class DpoFolder(ConfiguredFolder):
     """Paths of the files of one training on preferences."""
 
     config = PathIn("plan.json")
@@ -129,8 +126,7 @@ def train_on_pairs(
 ) -> PairTraining:
     """Train on the stored pairs according to the plan, or resume an interrupted training.
 
-    `prompt` is continued greedily by the model, before and after it
-    is written. Raises the errors of `TrainingRun.run`.
+    `prompt` is continued greedily by the model, before and after it is written. Raises the errors of `TrainingRun.run`.
     """
     run = _PairRun(
         engine=engine,
@@ -138,7 +134,7 @@ def train_on_pairs(
         options=options,
         events=PairEvents(folder),
         listener=listener or TrainingListener[PairStep](),
-        plan=plan,
+        config_text=orjson.dumps(plan, option=orjson.OPT_INDENT_2).decode(),
         prompt=list(prompt),
     )
     run.run()
@@ -152,60 +148,17 @@ def train_on_pairs(
 
 
 @dataclass(kw_only=True)
-class _PairRun(TrainingRun[PairStep]):
+class _PairRun(LossTrainingRun[PairStep]):
     """One call of `train_on_pairs`."""
 
     name = "training on preferences"
-    job_file = "{}.json"
+    model_key = "dpo.model"
+    learned_from = "the masks of the pairs"
 
-    folder: DpoFolder
     events: PairEvents
-    plan: Mapping[str, Any]
-    prompt: list[int] = field(default_factory=list)
-
-    def _store_config(self) -> bool:
-        """Write the plan; return whether it was the last that the engine accepted."""
-        content = orjson.dumps(self.plan, option=orjson.OPT_INDENT_2)
-        self.folder.config.write_bytes(content)
-        digest = hashlib.sha256(content).hexdigest()
-        return bool(self.events.last.get("prepared", {}).get("config_digest") == digest)
-
-    def _is_finished(self) -> bool:
-        return super()._is_finished() and (not self.prompt or "greedy" in self.events.last)
 
     def _announcement(self, command: str) -> str:
         return {"check": "checking TRL's configuration", "finish": "writing the model"}.get(command, "")
 
     def _advice(self, command: str) -> Advice:
         return _FINISH_ADVICE if command == "finish" else _ADVICE
-
-    def _job(self, command: str) -> dict[str, Any]:
-        return {
-            "config": str(self.folder.config),
-            "parquet": str(self.folder.parquet),
-            "model": str(self.folder.model),
-            "revision": self.events.last.get("prepared", {}).get("revision", ""),
-            "prompt": self.prompt,
-            "num_greedy_tokens": self.options.num_greedy_tokens,
-        }
-
-    def _explain(self, command: str, child: Child, code: int, error: Mapping[str, Any] | None) -> Exception:
-        if error and error["kind"] == "no_model":
-            reason = error_text(error).partition(": ")[2]
-            return EngineError(
-                f"dpo.model cannot be fetched from the model hub ({reason}); check its name and the network, or set a "
-                f"local folder; log: {child.log_path}"
-            )
-        return super()._explain(command, child, code, error)
-
-    def _check_training(self) -> None:
-        """Raise EngineError also if no loss was logged, or always the same."""
-        super()._check_training()
-        steps, num_steps = self.events.steps, self.events.last["end"]["step"]
-        if not steps:
-            raise self._failure(f"no loss was logged in {num_steps} steps")
-        if len(steps) > 1 and len({step.loss for step in steps}) == 1:
-            raise self._failure(
-                f"the loss was {steps[0].loss:g} in all {num_steps} steps: nothing was learned; check learning_rate "
-                "and the masks of the pairs"
-            )
