@@ -159,7 +159,7 @@ class AdvantagesRun(JobStage[ScoredTurn]):
                 yield ScoredTurn(job_key(self._shared, turn_key, usable[0]["prompt_ids"], ids), usable)
 
     def write(self) -> Mapping[str, Any]:
-        """Write a row for each candidate and return the metrics; raise StageFailed if critic and reference agree."""
+        """Write a row for each candidate and return the metrics; raise StageFailed if none is scored or all are 0."""
         self.check_pending()
         advantages: list[float] = []
         num_turns = num_failed = 0
@@ -176,6 +176,10 @@ class AdvantagesRun(JobStage[ScoredTurn]):
             self._context.write(ADVANTAGES.kind, rows)
             advantages += [row["advantage"] for row in rows]
             num_turns += 1
+        if not advantages:
+            raise StageFailed(
+                f"{self._context.address}: no candidate is scored, {num_failed:,} turns failed; run again"
+            )
         if not any(advantages):
             raise StageFailed(
                 f"{self._context.address}: all {len(advantages):,} advantages are 0: the critic is no other model than "

@@ -11,7 +11,7 @@ from support.preferences.table_server import TableScript
 from support.servers.scripted_server import served
 from support.tables.score_tables import NO_IDS, put_rows
 
-from treadle.core.errors import ArtifactError, BudgetExceeded, StageFailed
+from treadle.core.errors import ArtifactError, BudgetExceeded, JobsPending, StageFailed
 from treadle.core.llm.config import Sampling
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.rl.preferences.tables import ADVANTAGES
@@ -74,6 +74,19 @@ def test_equal_models_have_no_advantage_and_the_stage_says_so(desk: Desk) -> Non
             StageFailed, match="all .* advantages are 0: the critic is no other model than the reference"
         ):
             bench.advantages()
+
+
+def test_server_that_lies_about_probabilities_scores_nothing(desk: Desk) -> None:
+    liar = TableScript(desk.tokenizer, lambda prompt: (0.5,) * (len(prompt) - 1))
+    with (
+        served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server,
+        served(liar, codec=desk.tokenizer) as critic,
+    ):
+        Bench(desk, server, critic).candidates()
+        with pytest.raises(JobsPending, match="log-probability of prompt id"):
+            Bench(desk, server, critic).advantages()
+        with pytest.raises(StageFailed, match="no candidate is scored, .* turns failed"):
+            Bench(desk, server, critic, accept_failures=True).advantages(max_error_rate=1.0)
 
 
 @pytest.mark.covers("sweet-6")

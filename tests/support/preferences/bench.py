@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.preferences.desk import Desk
+from support.rollouts.model_pool import FAST
 from support.servers.scripted_server import ScriptedServer
 
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -21,9 +22,9 @@ from treadle.rl.candidates.settings import CandidatesOptions, CandidatesSettings
 class Bench:
     """A desk with servers for policy and critic."""
 
-    def __init__(self, desk: Desk, policy: ScriptedServer, critic: ScriptedServer, *, force: bool = True) -> None:
+    def __init__(self, desk: Desk, policy: ScriptedServer, critic: ScriptedServer, **execution: bool) -> None:
         self.desk = desk
-        self._force = force
+        self._execution = {"force": True, **execution}
         self._servers = {"policy": policy, "critic": critic}
 
     def _model(self, role: str) -> ModelSettings:
@@ -33,13 +34,14 @@ class Bench:
                 "tokenizer": self.desk.tokenizer.folder,
                 "endpoints": [{"url": self._servers[role].url}],
                 "revision": role,
+                **FAST,
             }
         )
 
     def _run(self, name: str, stage: Any, settings: Any, **inputs: str) -> StageRecord:
         bound = {key: (Address.parse(text),) for key, text in inputs.items()}
         instance = Instance(address=Address.parse(f"1/{name}"), stage=stage, settings=settings, inputs=bound)
-        return execute(instance, self.desk.run, force=self._force)
+        return execute(instance, self.desk.run, **self._execution)
 
     def candidates(self, **options: Any) -> StageRecord:
         given = {"num_candidates": 4, "sampling": Sampling(max_tokens=64), **options}
