@@ -185,6 +185,25 @@ async def test_call_at_a_silent_server_moves_to_another_one_even_without_hedges(
         never.set()
 
 
+@pytest.mark.parametrize("hedge_floor_s", [None, 0.05])
+async def test_calls_end_if_all_servers_are_silent(hedge_floor_s: float | None) -> None:
+    silent, never = asyncio.Event(), asyncio.Event()
+    silent.set()
+
+    async def script(recorded: RecordedRequest) -> str:
+        await never.wait()
+        return "late"
+
+    async with ScriptedServer(script, silent=silent) as first, ScriptedServer(script, silent=silent) as second:
+        overrides: dict[str, object] = {"hedge_floor_s": hedge_floor_s, "outage_wait_s": 1.0}
+        async with ModelPool("policy", settings(first, second, **overrides)) as pool:
+            with pytest.raises(EndpointUnavailable):
+                await ask(pool, within_s=0.4)
+            assert "healthy" not in pool.states().values()
+        silent.clear()
+        never.set()
+
+
 async def test_no_request_is_hedged_if_disabled() -> None:
     async with (
         ScriptedServer(lambda recorded: Fault("hang") if recorded.text == "q" else "ok") as server,
