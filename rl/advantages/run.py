@@ -89,13 +89,14 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         contexts = self._contexts(job.candidates[0])
         with timed_work() as clock:
             deadline = clock.time() + self._settings.options.turn_time_s
-            asked = [(role, row) for role in contexts for row in job.candidates]
+            # A policy that is sure of itself samples the same text again and again.
+            different = {_ids_of(row): row for row in reversed(job.candidates)}
+            asked = [(role, ids) for role in contexts for ids in different]
             scored = await asyncio.gather(
-                *(self._score(job, role, contexts[role], row, deadline) for role, row in asked)
+                *(self._score(job, role, contexts[role], different[ids], deadline) for role, ids in asked)
             )
-        sums: dict[str, list[float]] = {role: [] for role in contexts}
-        for (role, _), (total, _) in zip(asked, scored, strict=True):
-            sums[role].append(total)
+        totals = {one: total for one, (total, _) in zip(asked, scored, strict=True)}
+        sums = {role: [totals[role, _ids_of(row)] for row in job.candidates] for role in contexts}
         self._journal.finish(job.key, orjson.dumps({**sums, "prompt_tokens": sum(used for _, used in scored)}))
         self._context.progress.advance(1)
 
@@ -202,3 +203,8 @@ class AdvantagesRun(JobStage[ScoredTurn]):
                 "reference_sum": reference,
                 "advantage": advantage(critic, reference, row["num_tokens"], is_mean=self._settings.is_mean),
             }
+
+
+def _ids_of(row: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids and the mask of a candidate, by which its score is known."""
+    return tuple(row["ids"]), tuple(row["mask"])
