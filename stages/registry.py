@@ -17,6 +17,7 @@ from treadle.stages.entry import StageEntry
 
 SHIPPED: Mapping[str, str] = {
     "questions": "treadle.datagen.questions.entry:QUESTIONS",
+    "exploration": "treadle.datagen.exploration.entry:EXPLORATION",
     "index": "treadle.environments.question.index_entry:INDEX",
     "pools": "treadle.datagen.pools.entry:POOLS",
     "conversion": "treadle.datagen.conversion.entry:CONVERSION",

@@ -1,17 +1,20 @@
 """Make the tasks of the ledger from seeds, and say how far a book fulfils them.
 
 A task is a text, the state that it asks for, and the calls of one solution, three to six of them with the last one,
-which hands the task in.
+which hands the task in. A task that was made by exploring a book has the calls of its reference in their place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from treadle.environments.ledger.book import Account, Book
+import orjson
+
+from treadle.environments.ledger.book import Account, Book, CallError
 
 SUBMIT = "submit"
 """Name of the call that ends an episode; its only argument is `answer`."""
@@ -37,13 +40,13 @@ class Assignment:
     Attributes:
         text: What the agent is asked to do.
         answer: What it has to submit; None if only the book counts.
-        solution: Calls that fulfil it, as names and arguments.
+        solution: Calls that fulfil it, as names and arguments; those that the book refuses change nothing.
         kind: Kind of task; None for one that was made by exploring a book.
     """
 
     seed: int
     text: str
-    answer: int | None
+    answer: object
     solution: Sequence[GoldCall]
     kind: Kind | None = None
 
@@ -53,10 +56,18 @@ class Assignment:
         draw = random.Random(f"assignment {seed}")
         return draw.choice(_TEMPLATES)(seed, Book.make(seed), draw)
 
-    def score(self, book: Book, answer: object) -> float:
+    @classmethod
+    def referenced(cls, seed: int, text: str, reference: Sequence[str]) -> Assignment:
+        """Return another task on the book of a seed, whose solution is the calls in the turns of a reference."""
+        calls = [call for turn in reference for call in calls_in(turn)]
+        answers = [arguments.get("answer") for name, arguments in calls if name == SUBMIT]
+        return cls(seed, text, answers[-1] if answers else None, calls)
+
+    def score(self, book: Book, answer: object) -> float | None:
         """Return the share of what was asked that is done, from 0 to 1; 1 only if nothing else was changed.
 
-        Each order and account that the solution changes counts, and the answer. Other changes halve the score.
+        Each order and account that the solution changes counts, and the answer. Other changes halve the score. None if
+        the solution neither changes nor submits anything.
         """
         before, after = _facts(Book.make(self.seed)), _facts(self._solved())
         now = _facts(book)
@@ -66,6 +77,8 @@ class Assignment:
         if self.answer is not None:
             total += 1
             reached += answer == self.answer and not isinstance(answer, bool)
+        if not total:
+            return None
         elsewhere = any(now[name] != before[name] for name in now if name not in wanted)
         return reached / total * (_SIDE_EFFECT_FACTOR if elsewhere else 1.0)
 
@@ -73,8 +86,22 @@ class Assignment:
         book = Book.make(self.seed)
         for name, arguments in self.solution:
             if name != SUBMIT:
-                book.call(name, arguments)
+                with contextlib.suppress(CallError):
+                    book.call(name, arguments)
         return book
+
+
+def calls_in(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the calls in a turn, as names and arguments: each line that is a JSON object with a text `call`."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for line in text.splitlines():
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(value, dict) and isinstance(value.get("call"), str):
+            found.append((value.pop("call"), value))
+    return found
 
 
 def _facts(book: Book) -> dict[str, object]:

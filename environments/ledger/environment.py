@@ -12,8 +12,9 @@ from pydantic import Field
 from treadle.agent.contract import Call, Message, ModelTurn, Outcome, Task
 from treadle.core.seeds import derive_seed
 from treadle.environments.custom.base import Done, Environment, Reaction
-from treadle.environments.ledger.assignment import SUBMIT, TEXTS, Assignment, Kind
+from treadle.environments.ledger.assignment import SUBMIT, TEXTS, Assignment, Kind, calls_in
 from treadle.environments.ledger.book import CALLS, Book, CallError
+from treadle.environments.objectives import objective_of
 
 _MAX_CALLS_PER_TURN = 16
 _NO_CALL = 'Write a call as one line of JSON, such as {"call": "find_account", "holder": "Ada"}.'
@@ -38,6 +39,8 @@ class Ledger(Environment):
     """Toy environment of accounts and orders; every task takes three to six calls."""
 
     system: ClassVar[str] = _told()
+    explores: ClassVar[bool] = True
+    scores_references: ClassVar[bool] = True
 
     num_tasks: int = 200
     """Number of tasks of the split `train`; `heldout` has a quarter of it."""
@@ -59,7 +62,7 @@ class Ledger(Environment):
 
     async def reset(self, task: Task) -> Sequence[Mapping[str, str]]:
         """Open the book of the task's seed."""
-        self._assignment = Assignment.make(int(task.payload["seed"]))
+        self._assignment = _assignment_of(task)
         self._book = Book.make(self._assignment.seed)
         self._num_calls = 0
         self._answer: object = None
@@ -93,9 +96,15 @@ class Ledger(Environment):
     async def outcome(self) -> Outcome:
         """Return the share of the task that is done; it is solved only if all is, and nothing else changed."""
         score = self._score()
-        return Outcome(score, score >= 1.0)
+        return Outcome(score, None if score is None else score >= 1.0)
 
-    def _score(self) -> float:
+    @classmethod
+    def hidden_information(cls, settings: Any, task: Task) -> str:
+        """Return a sentence with the calls of one solution."""
+        solution = "; ".join(solution_text(_assignment_of(task)))
+        return f"These calls solve the task: {solution}"
+
+    def _score(self) -> float | None:
         return self._assignment.score(self._book, self._answer)
 
     def _run(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -105,19 +114,17 @@ class Ledger(Environment):
             return orjson.dumps({"error": str(error)}).decode()
 
 
+def _assignment_of(task: Task) -> Assignment:
+    """Return the task of the seed in a payload, or the other one on its book that the payload has the reference of."""
+    seed, objective = int(task.payload["seed"]), objective_of(task.payload)
+    return Assignment.make(seed) if objective is None else Assignment.referenced(seed, task.text, objective.reference)
+
+
 def _calls_of(turn: ModelTurn) -> list[tuple[str, Mapping[str, Any], str]]:
     """Return name, arguments and id of each call: native ones, else the lines of JSON in the text."""
     if turn.calls:
         return [_native(call) for call in turn.calls]
-    found: list[tuple[str, Mapping[str, Any], str]] = []
-    for line in turn.text.splitlines():
-        try:
-            value = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue
-        if isinstance(value, dict) and isinstance(value.get("call"), str):
-            found.append((value.pop("call"), value, ""))
-    return found
+    return [(name, arguments, "") for name, arguments in calls_in(turn.text)]
 
 
 def _native(call: Call) -> tuple[str, Mapping[str, Any], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 from treadle.agent.contract import Task
 from treadle.core.answers.score import Score
@@ -17,6 +17,18 @@ STATUS = "status"
 
 Reads = Literal["answer", "outcome", "rollout"]
 Scale = Literal["binary", "graded", "reward"]
+
+
+class KeptReplies(Protocol):
+    """Values by keys of 32 hex digits, never replaced; `treadle.core.store.keyed_store.KeyedStore` is one."""
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value of a key; None if there is none."""
+        ...
+
+    def add(self, key: str, value: bytes) -> bytes:
+        """Store a value unless the key has one; return the stored one."""
+        ...
 
 
 class Scorer(Entry):
@@ -50,6 +62,12 @@ class Scorer(Entry):
     @classmethod
     def check_payload(cls, payload: Mapping[str, object]) -> None:
         """Raise `treadle.agent.tools.workspace.files.BadTask` for a payload that cannot be used."""
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError for settings that cannot score; `where` is the key that names the scorer."""
+
+    def keep_in(self, replies: KeptReplies) -> None:
+        """Keep replies of models that are paid for in a store that outlives the process; called before `open`."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from treadle.agent.contract import Task
-from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ConfigError
+from treadle.core.store.keyed_store import KeyedStore
 from treadle.environments.mixture import Environments, find_environment
 from treadle.environments.registry import traits_of
 from treadle.environments.scorers.answer import AnswerTools
@@ -77,20 +77,20 @@ class GroupScorer:
 def open_scorer(plan: RlPlan, environments: Environments, *, training: Path | None = None) -> Iterator[GroupScorer]:
     """Yield the plan's scorer, with computer algebra in confined processes if the plan uses it.
 
-    The reward rule keeps its files in `training`, the training's folder; what the process does is shown in it.
+    Reward rule and graders keep their files in `training`, the training's folder; what the process does is shown in it.
     Raises ConfigError if computer algebra is not installed.
     """
     require_algebra(plan)
     own = {name: one for name, one in environments.items() if not traits_of(one).has_answers}
     with contextlib.ExitStack() as stack:
-        checker: Checker | None = None
-        if plan.algebra is not None:
-            limits = plan.algebra
+        limits, checker = plan.algebra, None
+        if limits is not None:
             checker = stack.enter_context(SymbolicChecker(limit_s=limits.limit_s, memory_mib=limits.memory_mib))
         rule = plan.options.reward
         stack.enter_context(rule.open(training / "reward" if training is not None else None))
         live = stack.enter_context(LiveRollouts(training / LIVE if training is not None else None, rule.servers))
-        scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker)))
+        replies = KeyedStore.in_folder(training / "grades", "replies") if training is not None else None
+        scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker), replies))
         yield GroupScorer(plan, scorers, environments, live)
 
 

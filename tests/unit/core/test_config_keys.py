@@ -25,6 +25,8 @@ from treadle.core.runs.execute import fingerprint_of
 from treadle.core.runs.records import json_round_trip
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
+from treadle.datagen.exploration.filters import FILTERS
+from treadle.datagen.exploration.strategies import STRATEGIES
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.scorers.stdin_tests import ProgramSandboxSettings
@@ -67,6 +69,9 @@ ModelSettings.retry_limit ModelSettings.tokenizer
 ConversionOptions.max_concurrent ConversionOptions.max_cost ConversionOptions.max_total_tokens
 ConversionOptions.pending_pause_s ConversionOptions.pending_retries ConversionOptions.prompts
 ConversionOptions.shards ConversionOptions.tokenizer TextSource.path
+ExplorationOptions.max_concurrent ExplorationOptions.max_cost ExplorationOptions.max_total_tokens
+ExplorationOptions.pending_pause_s ExplorationOptions.pending_retries ExplorationOptions.profiles
+ExplorationOptions.prompts ExplorationOptions.wall_limit_s
 PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.pending_pause_s
 PoolOptions.pending_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
@@ -110,7 +115,9 @@ WorkspaceSettings.engine WorkspaceSettings.folder
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, JUDGES, METHODS)
+KINDS: tuple[Registry[Any], ...] = (
+    ENVIRONMENTS, TOOLS, REWARDS, CREDITS, JUDGES, METHODS, STRATEGIES, FILTERS,
+)  # fmt: skip
 """Registries, of whose types the shipped ones are tried; a run is not locked to its scorers."""
 OF_SCORERS = (ProgramSandboxSettings,)
 """Sections that only scorers have."""
@@ -133,6 +140,9 @@ FIXED = {
     "JudgeReward.type", "JudgeReward.code_file", "JudgeReward.code_sha256",
     "OutcomeReward.type", "OutcomeReward.code_file", "OutcomeReward.code_sha256",
     "OutcomeCredit.type", "OutcomeCredit.code_file", "OutcomeCredit.code_sha256",
+    "CuriousStrategy.type", "CuriousStrategy.code_file", "CuriousStrategy.code_sha256",
+    "LexicalFilter.type", "LexicalFilter.code_file", "LexicalFilter.code_sha256",
+    "EmbeddingFilter.type", "EmbeddingFilter.code_file", "EmbeddingFilter.code_sha256",
     "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
     "Correctness.type", "Correctness.code_file", "Correctness.code_sha256", "Correctness.subject",
     "Correctness.prompt_text", "Correctness.rubric_text",
@@ -232,6 +242,11 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "ModelSettings.headers_env": ({"X-Key": "KEY"},),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "PolicyRole.model": ("near",),
+    "ExplorerRole.model": ("near",),
+    "SummariserRole.model": ("near",),
+    "SolverRole.model": ("near",),
+    "ExplorationOptions.grader": ("llm",),
+    "MixtureSettings.synthetic": (0.5,),
     "TeacherRole.model": ("near",),
     "HelperRole.model": ("near",),
     "JudgeRole.model": ("near",),
@@ -382,6 +397,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     }
     others = {"scores": {"judges": {"type": "rubric", "rubric": "Short."}}, "selection": {"method": "random"}}
     apart = {**tree, **others, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
+    apart["exploration"] = {"filters": [{"type": "embedding", "encoder": ENCODER}]}
     apart["rl"] = {**tree["rl"], "reward": {"type": "planning"}}
     judge = {"type": "judge", "model": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}
     judged = {
