@@ -194,6 +194,7 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
     assert {name for name, queue in queues.items() if queue == "gpu"} == {
         "pools",
         "conversion",
+        "experience",
         "candidates",
         "advantages",
         "dpo",
