@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import sys
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from treadle.agent.contract import Task
 from treadle.agent.jobs.keys import job_key
 from treadle.agent.metering import TokenBudget
 from treadle.agent.model_sessions import ModelSessions
+from treadle.core.errors import ModelError
 from treadle.core.steady_loop import SteadyLoop
 from treadle.rl.engine.group_source import ScoredGroup
 from treadle.rl.experience.author import Author
@@ -27,6 +29,8 @@ from treadle.rl.experience.prompts import PlayedRollout
 from treadle.rl.experience.record import Experience
 from treadle.rl.experience.roles import open_author
 from treadle.rl.preferences.conversations import conversation_before
+
+_log = logging.getLogger(__name__)
 
 
 class ExperienceUpdates:
@@ -97,7 +101,16 @@ class ExperienceUpdates:
             return Experience.from_json({**item, **facts})
 
         owner = job_key("update", task.key, [[one.messages, one.score] for one in played])
-        written = await self._author.write(played, head, cache=self._files.store.cache(owner))
+        try:
+            written = await self._author.write(played, head, cache=self._files.store.cache(owner))
+        except ModelError as error:
+            if error.retryable:
+                raise
+            # A service that refuses one text, such as by its content policy, must not end the training.
+            _log.warning("step %d: no experience was made of rollouts of task %s: %s", step, task.key, error)
+            return []
+        if written.problem:
+            _log.warning("step %d: the summary of rollouts of task %s is %s", step, task.key, written.problem)
         return written.valid
 
 

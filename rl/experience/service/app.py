@@ -1,4 +1,4 @@
-"""Answer the requests of AgentEvolver's experience service over HTTP; docs/behaviour/experience.md has the interface."""
+"""Answer requests in the form of AgentEvolver's experience service; docs/behaviour/experience.md has the interface."""
 
 from __future__ import annotations
 

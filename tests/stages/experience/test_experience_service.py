@@ -41,7 +41,7 @@ def write(shown: dict[str, Any]) -> list[dict[str, str]]:
 def client(folder: Path, server: ScriptedServer | None, **keys: Any) -> Iterator[TestClient]:
     """Yield a client of the service over a folder of pools."""
     config = ExperienceServiceConfig.model_validate({"service": {"folder": folder}, **keys})
-    app = make_app(config, roles(server) if server is not None else None)
+    app = make_app(config, roles(server.url) if server is not None else None)
     with TestClient(app, base_url="http://127.0.0.1") as made:
         yield made
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.experience.desk import HELD_OUT, ExperienceDesk
+from support.experience.desk import HELD_OUT, ExperienceDesk, halving
 from support.experience.scripted_author import ScriptedAuthor, records, valid
 from support.servers.scripted_server import Fault, Item, RecordedRequest, served
 
@@ -20,26 +20,13 @@ def desk(tmp_path: Path) -> ExperienceDesk:
     return ExperienceDesk(tmp_path)
 
 
-ADVICE = {
-    "strategy": "halve the range that is left",
-    "lesson": "never repeat guesses that failed before",
-    "comparison": "winners read every hint, losers ignored them",
-}
-
-
-def halving(shown: dict[str, Any]) -> list[dict[str, Any]]:
-    """Write a record of each kind, whatever the rollouts can support."""
-    task = "alone" if len(shown["rollouts"]) == 1 else "together with many others"
-    return [{"kind": kind, "situation": f"{kind} {task}", "advice": advice} for kind, advice in ADVICE.items()]
-
-
 @pytest.mark.covers("service-27")
 def test_rollouts_of_held_out_tasks_never_reach_a_model(desk: ExperienceDesk) -> None:
     canaries = [row for row in desk.rows("1/rollouts@base", "rollouts") if row["question_key"] == HELD_OUT]
     assert len(canaries) == 2
     author = ScriptedAuthor(halving, valid)
     with served(author) as server:
-        record = desk.experience(server)
+        record = desk.experience(server.url)
     texts = "\n".join(author.asked)
     assert f"question {HELD_OUT}?" not in texts
     guesses = {said for row in canaries for said in (turn["text"] for turn in json.loads(row["segments"]))}
@@ -58,7 +45,7 @@ def test_rollouts_of_held_out_tasks_never_reach_a_model(desk: ExperienceDesk) ->
 def test_kinds_need_rollouts_that_support_them_and_scores_are_shown(desk: ExperienceDesk) -> None:
     author = ScriptedAuthor(halving, valid)
     with served(author) as server:
-        record = desk.experience(server)
+        record = desk.experience(server.url)
     kinds = {key: [row["kind"] for row in desk.records() if row["question_keys"] == [key]] for key in "ab"}
     # The rollout of b that has no score is not shown, and the other one failed.
     assert kinds == {"a": ["strategy", "lesson", "comparison"], "b": ["lesson"]}
@@ -83,7 +70,7 @@ def test_validator_refuses_records_and_duplicates_are_not_stored(desk: Experienc
 
     author = ScriptedAuthor(same, strict)
     with served(author) as server:
-        record = desk.experience(server)
+        record = desk.experience(server.url)
     statuses = {(row["question_keys"][0], row["situation"]): row["status"] for row in desk.records()}
     assert statuses == {
         ("a", "always"): "stored",
@@ -99,7 +86,7 @@ def test_validator_refuses_records_and_duplicates_are_not_stored(desk: Experienc
 def test_unreadable_summaries_are_counted_and_an_empty_pool_fails(desk: ExperienceDesk) -> None:
     author = ScriptedAuthor(lambda shown: "I would rather not say.", valid)
     with served(author) as server, pytest.raises(StageFailed, match="no experience was stored .*summary_unreadable 2"):
-        desk.experience(server)
+        desk.experience(server.url)
     assert len(author.asked) == 4
 
 
@@ -130,7 +117,7 @@ def test_existing_pool_grows_by_rollouts(desk: ExperienceDesk, tmp_path: Path) -
     path = tmp_path / "pool.jsonl"
     path.write_bytes(write_records(records("seven")))
     with served(ScriptedAuthor(halving, valid)) as server:
-        record = desk.experience(server, pool=(path,))
+        record = desk.experience(server.url, pool=(path,))
     assert record.metrics["records"] == 5
     assert [row["source"] for row in desk.records()] == ["file", *["rollouts"] * 4]
 
@@ -145,20 +132,20 @@ def test_replies_before_a_failure_are_not_paid_again(desk: ExperienceDesk) -> No
 
     with served(failing) as server:
         with pytest.raises(JobsPending, match="1 of 2 batches could not be finished"):
-            desk.experience(server, force=False)
+            desk.experience(server.url, force=False)
         paid = list(author.asked)
         assert len(paid) == len(set(paid)) > 3
         with pytest.raises(JobsPending):
-            desk.experience(server, force=False)
+            desk.experience(server.url, force=False)
         assert author.asked == paid, "nothing but the failed request was sent again"
 
 
 def test_rerun_gives_the_same_rows_and_asks_nothing(desk: ExperienceDesk) -> None:
     author = ScriptedAuthor(halving, valid)
     with served(author) as server:
-        desk.experience(server)
+        desk.experience(server.url)
         rows, asked = desk.records(), len(author.asked)
-        desk.experience(server, force=False)
+        desk.experience(server.url, force=False)
     assert desk.records() == rows and len(author.asked) == asked
 
 
@@ -166,13 +153,13 @@ def test_stage_needs_scored_rollouts_of_the_split_train(tmp_path: Path) -> None:
     desk = ExperienceDesk(tmp_path)
     desk.put({"x": (None,), "y": (1.0,)}, held_out=("y",))
     with served(ScriptedAuthor(halving, valid)) as server, pytest.raises(StageFailed, match="held_out 1, no_score 1"):
-        desk.experience(server)
+        desk.experience(server.url)
 
 
 def test_instructions_in_rollouts_stay_inside_the_data(desk: ExperienceDesk) -> None:
     author = ScriptedAuthor(halving, valid)
     with served(author) as server:
-        desk.experience(server)
+        desk.experience(server.url)
         for request in server.requests:
             assert request.messages is not None
             if request.text not in author.asked:

@@ -15,7 +15,7 @@ from support.training.scripted_groups import ALONE, ANSWER, ScriptedGenerator, W
 
 from treadle.agent.contract import Task
 from treadle.agent.dialects.tags import TOOL_DIALECT
-from treadle.core.errors import ModelError
+from treadle.core.errors import EndpointUnavailable
 from treadle.rl.engine.experience import TrainingExperience
 from treadle.rl.engine.group_source import ScoredGroup
 from treadle.rl.experience.files import ExperienceFiles
@@ -36,7 +36,7 @@ def training(
     folder: Path, server: ScriptedServer | None, initial: list[Experience] | None = None, **use: Any
 ) -> Iterator[TrainingExperience]:
     """Yield the experience of a training in a folder, as an attempt opens it."""
-    summariser, validator = roles(server) if server is not None else (None, None)
+    summariser, validator = roles(server.url, outage_wait_s=0.05, retry_limit=1) if server is not None else (None, None)
     settings = ExperienceSettings(summariser=summariser, validator=validator, options=ExperienceOptions())
     files = ExperienceFiles(folder, settings)
     files.put_initial(initial or [])
@@ -101,14 +101,14 @@ async def test_replies_before_a_failed_update_are_not_paid_again(tmp_path: Path)
 
     def script(request: Any) -> Any:
         if "The record is valid if" in request.text and fails[0]:
-            return Fault.status(400, "not today")
+            return Fault.status(500)
         return author(request)
 
     use = {"rollout_mode": "all", "update_steps": 1, "initial": False}
     with served(script) as server:
         with training(tmp_path, server, **use) as experience:
             experience.begin_update(1, [await rolled_out(experience, 1)])
-            with pytest.raises(ModelError, match="not today"):
+            with pytest.raises(EndpointUnavailable):
                 experience.finish_update(beat)
         fails[0] = False
         with training(tmp_path, server, **use) as experience:
@@ -116,6 +116,19 @@ async def test_replies_before_a_failed_update_are_not_paid_again(tmp_path: Path)
             experience.finish_update(beat)
             assert len(experience.pool_at(2)) == 1
     assert [role for role, _ in author.shown] == ["summariser", "validator"]
+
+
+async def test_refused_request_leaves_its_rollouts_out_and_training_continues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refusing(request: Any) -> Any:
+        return Fault.status(400, "not this text") if "It is data" in request.text else "OK"
+
+    with served(refusing) as server, training(tmp_path, server, update_steps=1, initial=False) as experience:
+        experience.begin_update(1, [await rolled_out(experience, 1)])
+        experience.finish_update(beat)
+        assert experience.pool_at(2).records == []
+    assert "no experience was made of rollouts of task k" in caplog.text and "not this text" in caplog.text
 
 
 async def test_initial_pool_is_used_without_models(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from support.experience.scripted_author import roles
 from support.preferences.desk import Desk
-from support.servers.scripted_server import ScriptedServer
 
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -18,6 +17,27 @@ from treadle.rl.experience.settings import ExperienceOptions, ExperienceSettings
 
 HELD_OUT = "c"
 INPUTS = {"rollouts": "1/rollouts@base", "scores": "1/scores@base", "questions": "1/questions"}
+ADVICE = {
+    "strategy": "halve the range that is left",
+    "lesson": "never repeat guesses that failed before",
+    "comparison": "winners read every hint, losers ignored them",
+}
+
+
+def halving(shown: dict[str, Any]) -> list[dict[str, Any]]:
+    """Write a record of each kind, whatever the rollouts can support."""
+    task = "alone" if len(shown["rollouts"]) == 1 else "together with many others"
+    return [{"kind": kind, "situation": f"{kind} {task}", "advice": advice} for kind, advice in ADVICE.items()]
+
+
+def experience_instance(url: str | None, **keys: Any) -> Instance:
+    """Return `1/experience` over scored rollouts, with its models at a URL; without one it takes a pool alone."""
+    summariser, validator = roles(url) if url is not None else (None, None)
+    options = ExperienceOptions(**{"pending_retries": 0, **keys})
+    settings = ExperienceSettings(summariser=summariser, validator=validator, options=options, seed=1)
+    names = INPUTS if url is not None else {"questions": INPUTS["questions"]}
+    inputs = {name: (Address.parse(text),) for name, text in names.items()}
+    return Instance(address=Address.parse("1/experience"), stage=EXPERIENCE_STAGE, settings=settings, inputs=inputs)
 
 
 class ExperienceDesk(Desk):
@@ -27,22 +47,9 @@ class ExperienceDesk(Desk):
         super().__init__(folder)
         self.put({"a": (1.0, 0.0, 1.0), "b": (0.0, None), HELD_OUT: (1.0, 0.0)}, held_out=(HELD_OUT,))
 
-    def experience(self, server: ScriptedServer | None, *, force: bool = True, **keys: Any) -> StageRecord:
+    def experience(self, url: str | None, *, force: bool = True, **keys: Any) -> StageRecord:
         """Run the stage."""
-        execution = {name: keys.pop(name) for name in ("accept_failures",) if name in keys}
-        summariser, validator = roles(server) if server is not None else (None, None)
-        settings = ExperienceSettings(
-            summariser=summariser,
-            validator=validator,
-            options=ExperienceOptions(**{"pending_retries": 0, **keys}),
-            seed=1,
-        )
-        names = INPUTS if server is not None else {"questions": INPUTS["questions"]}
-        inputs = {name: (Address.parse(text),) for name, text in names.items()}
-        instance = Instance(
-            address=Address.parse("1/experience"), stage=EXPERIENCE_STAGE, settings=settings, inputs=inputs
-        )
-        return execute(instance, self.run, force=force, **execution)
+        return execute(experience_instance(url, **keys), self.run, force=force)
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rows of the result."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from support.rollouts.model_pool import FAST
-from support.servers.scripted_server import RecordedRequest, ScriptedServer
+from support.servers.scripted_server import RecordedRequest
 
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -48,10 +48,10 @@ def valid(_: dict[str, Any]) -> dict[str, Any]:
     return {"reason": "it is supported", "valid": True}
 
 
-def roles(server: ScriptedServer) -> tuple[RoleSettings, RoleSettings]:
-    """Return both roles, served by one server over the chat route."""
+def roles(url: str, **keys: Any) -> tuple[RoleSettings, RoleSettings]:
+    """Return both roles, served at a URL over the chat route; `keys` are those of its model."""
     model = ModelSettings.model_validate(
-        {"model": "scripted", "api": "chat", "endpoints": [{"url": server.url}], **FAST}
+        {"model": "scripted", "api": "chat", "endpoints": [{"url": url}], **FAST, **keys}
     )
     sampling = Sampling(temperature=0.0, max_tokens=256)
     made = RoleSettings(name="author", model=model, sampling=sampling)
