@@ -35,7 +35,7 @@ class TrainingExperience:
         self._files = files
         self._kept = kept
         self._fits = fits
-        self._pool = ExperiencePool(files.workspace, files.similarity)
+        self._pool = files.pool(())
         self._num_read = -1
         self._updates: ExperienceUpdates | None = None
         self._running: concurrent.futures.Future[None] | None = None
@@ -44,7 +44,7 @@ class TrainingExperience:
         """Return the pool that the rollouts of a step see."""
         records = self._files.records(before_step=step)
         if len(records) != self._num_read:
-            self._pool = ExperiencePool(self._files.workspace, self._files.similarity, records)
+            self._pool = self._files.pool(records)
             self._num_read = len(records)
         return self._pool
 

@@ -91,7 +91,7 @@ class ExperienceUpdates:
                 return await self._write(step, task, played)
 
         found = await asyncio.gather(*(write(*batch) for batch in batches))
-        grown = ExperiencePool(pool.workspace, self._files.similarity, pool.records)
+        grown = self._files.pool(pool.records)
         new = [record for records in found for record in records if grown.add(record)]
         self._files.store.add_batch(new, "step", step)
 

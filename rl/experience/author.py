@@ -91,22 +91,22 @@ class Author:
         """
         usage = _Usage()
         with timed_work() as clock:
-            asking = _Asking(self, cache, usage, clock.time() + self.options.request_time_s)
+            requests = _BatchRequests(self, cache, usage, clock.time() + self.options.request_time_s)
             try:
-                items = await asking.summary(played)
+                items = await requests.summary(played)
             except (ContextTooLong, DeadlineExceeded) as error:
                 problem = "too_long" if isinstance(error, ContextTooLong) else "timeout"
                 return Written(problem=problem, used=usage.totals())
             if items is None:
                 return Written(problem="unreadable", used=usage.totals())
             records, num_malformed = _supported(items[: self.options.max_records], played, head)
-            verdicts = await asyncio.gather(*(asking.verdict(*one, played) for one in enumerate(records)))
+            verdicts = await asyncio.gather(*(requests.verdict(*one, played) for one in enumerate(records)))
         pairs = tuple(zip(records, verdicts, strict=True))
         return Written(pairs, "", num_malformed, usage.totals())
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _BatchRequests:
     """Requests about one batch."""
 
     author: Author

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.store.storage import LocalStorage
+from treadle.rl.experience.finders import open_finder
+from treadle.rl.experience.pool import ExperiencePool
 from treadle.rl.experience.record import Experience, read_records, write_records
 from treadle.rl.experience.settings import ExperienceSettings
 from treadle.rl.experience.store import ExperienceStore
@@ -21,6 +23,7 @@ class ExperienceFiles:
         self.settings = settings
         self.workspace = settings.options.workspace
         self.similarity = settings.options.similarity
+        self.finder = open_finder(settings.options.encoder)
         self.store = ExperienceStore(LocalStorage(folder), "store", self.workspace)
         """Updates and their replies."""
         self._folder = folder
@@ -44,6 +47,10 @@ class ExperienceFiles:
         unfinished = self._folder / f"{_POOL}.tmp"
         unfinished.write_bytes(write_records(records))
         unfinished.replace(self._folder / _POOL)
+
+    def pool(self, records: Iterable[Experience]) -> ExperiencePool:
+        """Return records as a pool with the rules of this one."""
+        return ExperiencePool(self.workspace, self.similarity, records, self.finder)
 
     def records(self, *, before_step: int) -> list[Experience]:
         """Return the records that the training began with, and those of the updates of earlier steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ Fits = Callable[[Task, str], bool]
 def prompt_fits(environments: Environments, codec: ChatTokenizer, max_tokens: int) -> Fits:
     """Return a function that checks whether a task's prompt with a hint has at most `max_tokens` tokens.
 
-    What only an open environment knows of a prompt is not counted.
+    Parts of a prompt that only an open environment can give are not counted.
     """
     dialects = {name: one.turn_dialect.bound(codec, is_chat=False) for name, one in environments.items()}
 
@@ -61,15 +62,16 @@ class Hints:
             found.pop()
         return ""
 
-    def added_to(self, options: Sequence[EpisodeOptions], task: Task, seed: int) -> list[EpisodeOptions]:
+    async def added_to(self, options: Sequence[EpisodeOptions], task: Task, seed: int) -> list[EpisodeOptions]:
         """Return the options of a group, with the task's hint in those that the mode chooses."""
-        hint = self.text_of(task)
+        # An encoder may take longer than other groups of the event loop should wait.
+        hint = await asyncio.to_thread(self.text_of, task)
         chosen = hinted_rollouts(self.use, len(options), seed) if hint else frozenset()
         return [self._hinted(one, hint, task) if place in chosen else one for place, one in enumerate(options)]
 
     def _hinted(self, options: EpisodeOptions, hint: str, task: Task) -> EpisodeOptions:
         if options.hint:
-            # A hint of the environment itself is always cut, and the two cannot be told apart later.
+            # A hint of the environment itself is always cut, and the two cannot be separated later.
             return replace(options, hint=f"{options.hint}\n\n{hint}")
         return replace(options, hint=hint, trains_on_hint=task.key in self.kept)
 
@@ -91,4 +93,4 @@ class HintedRuntime:
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
         """See `EnvironmentRuntime`; the mode chooses who gets a hint."""
-        return self.hints.added_to(await self.runtime.group_options(task, size, seed), task, seed)
+        return await self.hints.added_to(await self.runtime.group_options(task, size, seed), task, seed)

@@ -40,7 +40,7 @@ class BatchJob:
 
 
 class BatchJobs:
-    """The batches of all rollouts, read from their tables as often as they are asked for."""
+    """The batches of all rollouts, read from their tables for each iteration."""
 
     def __init__(self, settings: ExperienceSettings, inputs: Mapping[str, tuple[Rows, ...]]) -> None:
         self._size = settings.options.batch_size

@@ -1,27 +1,31 @@
-"""Hold the records of one workspace, without duplicates, and find those that fit a task with BM25."""
+"""Hold the records of one workspace without duplicates, and find those that fit a task."""
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
+import threading
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from treadle.core.errors import DataError
+from treadle.rl.experience.finders import Finder, Ranker, WordFinder
 from treadle.rl.experience.record import Experience, are_duplicates
 
 MAX_QUERY_CHARS = 8_000
 
 
 class ExperiencePool:
-    """Records of a workspace in the order in which they were added; records of other workspaces are skipped."""
+    """Records of a workspace in the order in which they were added; `find` is thread-safe."""
 
-    def __init__(self, workspace: str, similarity: float, records: Iterable[Experience] = ()) -> None:
+    def __init__(
+        self, workspace: str, similarity: float, records: Iterable[Experience] = (), finder: Finder | None = None
+    ) -> None:
+        """Add records as `add` does; `finder` searches them, by default by words."""
         self.workspace = workspace
         self.records: list[Experience] = []
         self._similarity = similarity
         self._words: list[frozenset[str]] = []
-        self._index: _Index | None = None
+        self._finder = finder or WordFinder()
+        self._lock = threading.Lock()
+        self._ranker: Ranker | None = None
+        self._num_ranked = 0
         for one in records:
             self.add(one)
 
@@ -37,39 +41,17 @@ class ExperiencePool:
             return False
         self.records.append(record)
         self._words.append(words)
-        self._index = None
         return True
 
     def find(self, query: str, top_k: int) -> list[Experience]:
-        """Return at most `top_k` records that share a word with the query, the best first."""
-        if not self.records:
+        """Return at most `top_k` records that fit a query, the best first. Raises ModelError if an encoder fails."""
+        if not self.records or not query.strip():
             return []
-        if self._index is None:
-            self._index = _Index(self.records)
-        return [self.records[row] for row in self._index.rank(query[:MAX_QUERY_CHARS], top_k)]
-
-
-class _Index:
-    """Ranker of records; its files are deleted when they have been opened."""
-
-    def __init__(self, records: Sequence[Experience]) -> None:
-        # Imported here: configurations import this package, and the index needs packages of its own.
-        from treadle.retriever.bm25 import WordRanker, build
-        from treadle.retriever.corpus import Document
-
-        self._ranker: WordRanker | None = None
-        with (
-            tempfile.TemporaryDirectory(prefix="treadle-experience-", ignore_cleanup_errors=True) as folder,
-            # Records of stop words alone have no word that could be searched for.
-            contextlib.suppress(DataError),
-        ):
-            build(Path(folder), (Document(one.key, one.situation, one.advice) for one in records))
-            # The index is memory-mapped, so its files may be deleted while it is in use.
-            self._ranker = WordRanker(Path(folder))
-
-    def rank(self, query: str, top_k: int) -> list[int]:
-        """Return the rows of the best records."""
-        return [] if self._ranker is None else [row for row, _ in self._ranker.rank(query, top_k)]
+        with self._lock:
+            records = list(self.records)
+            if self._ranker is None or self._num_ranked != len(records):
+                self._ranker, self._num_ranked = self._finder.ranker(records), len(records)
+            return [records[row] for row in self._ranker(query[:MAX_QUERY_CHARS], top_k)]
 
 
 def shown_text(records: Sequence[Experience]) -> str:

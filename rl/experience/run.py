@@ -1,6 +1,6 @@
 """Make the pool of experience: an existing one, and records from rollouts, each batch in its own job.
 
-Every reply is journaled before it is used, so an interrupted stage asks for none of them again.
+Every reply is journaled before it is used, so an interrupted stage does not ask for it again.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.config import Operational, Section
 from treadle.core.llm.config import Sampling
+from treadle.retriever.config import EncoderSettings
 
 PLACEHOLDER = "{experience}"
 """What a template has in place of the retrieved text."""
@@ -76,6 +77,8 @@ class ExperienceOptions(AuthorOptions):
     """Model that writes experience."""
     validator: ValidatorRole = ValidatorRole()
     """Model that checks it."""
+    encoder: EncoderSettings | None = None
+    """Encoder by whose vectors records are found; None finds those that share words with the task (BM25)."""
     workspace: str = Field(default="default", pattern=WORKSPACE)
     """Name of the pool; records of other workspaces are never found."""
     initialise: bool = True

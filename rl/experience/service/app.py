@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -100,7 +101,11 @@ class _Service:
         asked = await read_request(self.config.service, request, RetrieveTaskMemory)
         top_k = min(asked.top_k, self.config.service.max_top_k)
         pool = self._pool(asked.workspace_id)
-        return {"answer": shown_text(pool.find(query_of(asked.query), top_k))}
+        try:
+            found = await asyncio.to_thread(pool.find, query_of(asked.query), top_k)
+        except ModelError as error:
+            raise HTTPException(503, f"the query was not encoded: {error}") from None
+        return {"answer": shown_text(found)}
 
     async def summarise(self, request: Request) -> dict[str, Any]:
         asked = await read_request(self.config.service, request, SummaryTaskMemory)

@@ -10,6 +10,7 @@ from typing import Any
 from treadle.agent.jobs.keys import job_key
 from treadle.core.store.storage import LocalStorage
 from treadle.rl.experience.author import Author
+from treadle.rl.experience.finders import open_finder
 from treadle.rl.experience.pool import ExperiencePool
 from treadle.rl.experience.prompts import PlayedRollout, task_of
 from treadle.rl.experience.record import Experience, read_records
@@ -25,6 +26,7 @@ class Workspaces:
         self._options = config.experience
         self._storage = LocalStorage(config.service.folder)
         self._given = list(read_records(config.experience.pool))
+        self._finder = open_finder(config.experience.encoder)
         self._pools: dict[str, ExperiencePool] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -35,7 +37,7 @@ class Workspaces:
         """Return the pool of a workspace; empty if nothing was stored in it."""
         if workspace not in self._pools:
             records = [*self._given, *self._store(workspace).records()]
-            self._pools[workspace] = ExperiencePool(workspace, self._options.similarity, records)
+            self._pools[workspace] = ExperiencePool(workspace, self._options.similarity, records, self._finder)
         return self._pools[workspace]
 
     async def add(self, workspace: str, played: Sequence[PlayedRollout], author: Author) -> list[Experience]:

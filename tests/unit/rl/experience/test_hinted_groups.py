@@ -109,7 +109,7 @@ async def test_records_that_do_not_fit_are_left_out_from_the_last() -> None:
 
 async def test_hint_of_the_environment_is_joined_and_always_cut() -> None:
     hints = Hints(ExperienceUse(rollout_mode="all"), POOL, kept=frozenset({TASK.key}))
-    (made,) = hints.added_to([EpisodeOptions(hint="own")], TASK, 1)
+    (made,) = await hints.added_to([EpisodeOptions(hint="own")], TASK, 1)
     assert made.hint.startswith("own\n\n") and "look twice" in made.hint and not made.trains_on_hint
 
 

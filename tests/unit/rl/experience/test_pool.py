@@ -9,6 +9,8 @@ from support.experience.scripted_author import records
 
 from treadle.core.errors import DataError
 from treadle.core.store.storage import LocalStorage
+from treadle.retriever.config import EncoderSettings
+from treadle.rl.experience.finders import open_finder
 from treadle.rl.experience.pool import ExperiencePool, shown_text
 from treadle.rl.experience.record import Experience, read_records, write_records
 from treadle.rl.experience.store import ExperienceStore
@@ -34,6 +36,15 @@ def test_only_records_of_the_workspace_are_found() -> None:
     assert pool.find("move money from my account", 3) == [TRANSFER]
     assert pool.find("an order and an account", 1) == pool.find("an order and an account", 3)[:1]
     assert pool.find("weather", 3) == [] and ExperiencePool("empty", 0.8).find("money", 3) == []
+
+
+def test_vectors_find_records_that_share_no_word() -> None:
+    finder = open_finder(EncoderSettings(type="hashing"))
+    pool = ExperiencePool("default", 0.8, [REFUND, TRANSFER], finder)
+    assert pool.find("move money from my account", 1) == [TRANSFER]
+    assert len(pool.find("weather", 3)) == 2 and pool.find("", 3) == []
+    assert pool.add(Experience("lesson", "weather", "take a coat"))
+    assert pool.find("weather", 1)[0].advice == "take a coat"
 
 
 def test_pool_finds_what_was_added_after_a_search() -> None:
