@@ -173,6 +173,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "RlOptions.preset": ("et-agent-7b",),
     "AdvantagesOptions.critic": ("near",),
     "DpoOptions.preset": ("sweet-llama-8b",),
+    "ExperienceOptions.encoder": ({"type": "hashing"},),
+    "SummariserRole.model": ("near",),
+    "ValidatorRole.model": ("near",),
     "DpoOptions.devices": ([1],),
     "DpoOptions.trackers": (["wandb"],),
     "RlOptions.devices": ([1],),
@@ -391,6 +394,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "questions": tree["questions"],
         "environment": {"search": {"enabled": False}},
         "rl": {"reward": judge},
+        "experience": {"summariser": {"model": "near"}},
         "flow": {"stages": ["rollouts", "scores", "rl"], "models": ["near"]},
     }
     exact = {**judged, "rl": {"reward": {"type": "em"}}}
