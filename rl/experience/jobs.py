@@ -66,6 +66,7 @@ class BatchJobs:
 
     def __iter__(self) -> Iterator[BatchJob]:
         self.left_out.clear()
+        seen: set[str] = set()
         rows = (
             row
             for table in self._rollouts
@@ -75,7 +76,12 @@ class BatchJobs:
         for question_key, own in itertools.groupby(rows, lambda row: str(row["question_key"])):
             for batch in _batches(map(self._played, own), self._size):
                 told = [[one.messages, one.score] for one in batch]
-                yield BatchJob(job_key(self._shared, question_key, told), question_key, batch)
+                key = job_key(self._shared, question_key, told)
+                if key in seen:
+                    self.left_out["repeated"] += len(batch)
+                    continue
+                seen.add(key)
+                yield BatchJob(key, question_key, batch)
 
     def _is_used(self, row: Mapping[str, Any]) -> bool:
         """Return whether a rollout is summarised: that of a held-out task never is."""

@@ -156,6 +156,17 @@ def test_stage_needs_scored_rollouts_of_the_split_train(tmp_path: Path) -> None:
         desk.experience(server.url)
 
 
+def test_batches_hold_rollouts_of_one_task_and_equal_ones_are_asked_once(tmp_path: Path) -> None:
+    desk = ExperienceDesk(tmp_path)
+    # Every third rollout of a task says the same.
+    desk.put({"x": (1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0), "y": (1.0, 0.0)})
+    author = ScriptedAuthor(halving, valid)
+    with served(author) as server:
+        record = desk.experience(server.url, batch_size=3)
+    sizes = sorted(len(shown["rollouts"]) for role, shown in author.shown if role == "summariser")
+    assert sizes == [1, 2, 3] and record.metrics["batches"] == 3
+
+
 def test_instructions_in_rollouts_stay_inside_the_data(desk: ExperienceDesk) -> None:
     author = ScriptedAuthor(halving, valid)
     with served(author) as server:
