@@ -15,8 +15,8 @@ from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
 from treadle.environments.mixture import MixedSettings
 from treadle.environments.scorers.registry import AnyScorer
-from treadle.rl.credit.outcome import OutcomeCredit
 from treadle.rl.credit.registry import AnyCredit
+from treadle.rl.experience.settings import ExperienceSettings, ExperienceUse
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.oversampling import OverSampling
 from treadle.rl.presets import PLANNING_PRESETS
@@ -66,6 +66,7 @@ real tokens and the format check is strict, unlike in the scripts. The reward ha
 curriculum's phases."""
 
 DEFAULT_ENGINE: Any = "trl"
+DEFAULT_CREDIT: Any = "outcome"
 
 
 class RlOptions(TrainingOptions):
@@ -175,11 +176,13 @@ class RlOptions(TrainingOptions):
 
     reward: AnyReward = EfficiencyReward()
     """Rule that rewards the rollouts of a group."""
-    credit: AnyCredit = OutcomeCredit()
+    credit: AnyCredit = Field(default=DEFAULT_CREDIT, validate_default=True)
     """Rule that turns the rewards of a group into advantages; verl supports `outcome` only."""
     overlong: Overlong = "none"
     """Penalty in training for long responses: none, or up to 1 within the last eighth of `max_response_tokens`
     (`buffer`), linearly, for any reward rule. Tool results count, the prompt does not."""
+    experience: ExperienceUse = ExperienceUse()
+    """Experience of earlier rollouts that rollouts of the training see; not with verl."""
     symbolic: bool | None = None
     """Whether to use computer algebra for math answers that the cheaper checks cannot decide. None: the setting of
     `scores` in the same phase, so that selection and reward agree. Limits are those of `scores`."""
@@ -255,6 +258,23 @@ class RlOptions(TrainingOptions):
             raise ValueError(
                 f"reward {self.reward.type} compares the rollouts of a group, but oversample needs the reward of each "
                 "as soon as it finishes; use outcome, em or judge, or leave out oversample"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_experience(self) -> RlOptions:
+        if not self.experience.is_used:
+            return self
+        if not self.engine.trains_on_hints:
+            raise ValueError(
+                f"engine {self.engine.type} has one clipping range for all rollouts, and prompts without hints; use "
+                "trl, or leave out experience"
+            )
+        if self.experience.rollout_mode == "mixed" and (self.oversample is not None or self.branches):
+            raise ValueError(
+                "the rollouts of a group that see experience are chosen before it starts, but oversample and "
+                "initial_rollouts decide later which rollouts it has; leave them out, or use another "
+                "experience.rollout_mode"
             )
         return self
 
@@ -358,6 +378,8 @@ class RlSettings(MixedSettings):
     """Scorers of users that the questions name."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward, taken from the phase's `scores`; None if it is not used."""
+    experience: ExperienceSettings | None = None
+    """Rules of the pool of experience, and the models that update it, if there are any; none without a pool."""
     model_digest: str = ""
     """Digest of the files of the policy that training starts from; empty for a hub id or an input."""
     seed: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class GroupSource:
         self._environments = environments
         self._rollouts = rollouts
         self._scorer = scorer
+        self.hinted: Callable[[MixedRollouts, int], MixedRollouts] | None = None
+        """Function that gives rollouts of a step hints; validations get none."""
 
     def step(self, step: int, rows: Sequence[Task], first: int = 0) -> list[ScoredGroup]:
         """Return the groups of a step (from 1), in the order of its rows.
@@ -66,10 +68,11 @@ class GroupSource:
         ]
 
     def _rollouts_of(self, step: int) -> MixedRollouts:
-        """Return the runner of the groups of a step, with over-sampling if the plan has it."""
+        """Return the runner of the groups of a step, with hints and over-sampling if the plan has them."""
+        rollouts = self._rollouts if self.hinted is None else self.hinted(self._rollouts, step)
         rule = self._plan.options.oversampling
         if rule is None:
-            return self._rollouts
+            return rollouts
 
         async def reward_of(group: Group) -> float | None:
             # Computer algebra may take seconds, and other groups are rolled out on this event loop.
@@ -77,7 +80,7 @@ class GroupSource:
             return reward.reward if reward.scored else None
 
         sampler = OverSampler(rule, reward_of)
-        by_environment = self._rollouts.by_environment
+        by_environment = rollouts.by_environment
         return MixedRollouts({name: replace(one, over_sampler=sampler) for name, one in by_environment.items()})
 
     def validate(self, rows: Sequence[Task]) -> list[RewardedItem]:

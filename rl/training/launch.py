@@ -44,6 +44,8 @@ class RlFolder(EngineFolder):
     """Folder of the web record that the policy searches, if the run records the web; see `web_snapshot`."""
     live = PathIn(LIVE)
     """Files that tell what the engine's processes do now."""
+    experience = PathIn("experience")
+    """Files of the pool of experience; absent without one."""
     refused = PathIn("refused")
     """Folder of an exported policy that failed the checks."""
 
@@ -74,6 +76,8 @@ class EngineJob:
     """Python interpreter for the policy's programs, because the engine's environment may lack their packages."""
     import_folders: tuple[Path, ...] = ()
     """Folders of the modules with code of users; see `Registry.import_folder`."""
+    experience: Mapping[str, Any] | None = None
+    """Files and rules of the pool of experience, as `ExperienceFiles.of_job` reads them; None without a pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +183,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             "rows": str(folder.parquet),
             "validation": str(folder.validation) if folder.validation.is_file() else None,
             "payloads": str(folder.payloads) if folder.payloads.is_file() else None,
+            "experience": self.engine_job.experience,
             "model": self.engine_job.model,
             "final": str(folder.model),
             "rollouts": str(folder.rollouts),

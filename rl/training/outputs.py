@@ -11,6 +11,8 @@ import orjson
 
 from treadle.core.runs.stage import StageContext
 from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
+from treadle.rl.experience.files import ExperienceFiles
+from treadle.rl.experience.record import write_records
 from treadle.rl.groups.dump import drawn_questions, read_steps, started_rollouts
 from treadle.rl.training.curves import draw_curves
 from treadle.rl.training.engine_rows import StoredRows
@@ -36,6 +38,7 @@ class Trained:
     Attributes:
         policy_in: Digest of the start policy.
         web_records: Digests of the web records that environments replayed, by the environment's name.
+        experience: Pool that rollouts saw; None if there was none.
     """
 
     plan: RlPlan
@@ -43,6 +46,7 @@ class Trained:
     rows: StoredRows
     policy_in: str
     web_records: Mapping[str, str]
+    experience: ExperienceFiles | None = None
 
 
 def write_outputs(context: StageContext, folder: RlFolder, trained: Trained) -> dict[str, Any]:
@@ -65,6 +69,9 @@ def write_outputs(context: StageContext, folder: RlFolder, trained: Trained) -> 
         started = started_rollouts(folder.rollouts, done.num_steps)
         content = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in started)
         context.add_file(CHECKPOINTS.kind, "started.jsonl", content)
+    if trained.experience is not None:
+        content = write_records(trained.experience.records(before_step=done.num_steps + 1))
+        context.add_file(CHECKPOINTS.kind, "experience.jsonl", content)
     context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())
     metrics = record_metrics(plan, done, policy_in=trained.policy_in, num_too_long=rows.num_too_long)
     context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, done.model)

@@ -35,6 +35,11 @@ _STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
     ("length in tokens", lambda step: step.length),
     ("groups with unequal rewards", unequal_share),
 )
+_EXPERIENCE_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
+    ("records of experience", lambda step: step.num_experiences),
+    ("share that saw experience", lambda step: step.hinted),
+    ("share whose experience was cut", lambda step: step.hint_cut),
+)
 _VALIDATION_FIGURES = {
     "score": "score",
     "efficiency": "efficiency",
@@ -141,6 +146,7 @@ def num_validation_misses(validations: Sequence[Validation]) -> int:
 def _step_figures(steps: Sequence[RlStep], declared_parts: Iterable[str]) -> Figures:
     span = end_steps(len(steps))
     shown = [figure for figure in _STEP_FIGURES if figure[0] != _MISSES or num_web_misses(steps)]
+    shown += [figure for figure in _EXPERIENCE_FIGURES if any(figure[1](step) is not None for step in steps)]
     shown += [(name, functools.partial(part_of, name=name)) for name in changing_parts(steps, declared_parts)]
     rows = tuple((name, _mean(steps[:span], value), _mean(steps[-span:], value)) for name, value in shown)
     return Figures("Rollouts in training", ("mean of", f"first {span} steps", f"last {span} steps"), rows)

@@ -27,6 +27,7 @@ class SampleRow:
         reward: That of its trajectory on the first of its samples, so that each rollout counts once in what TRL logs;
             None on the others, and if it has no score.
         advantage: That of the trajectory, or of each completion id if turns have advantages of their own.
+        hint_cut: Whether the model saw a hint that the prompt here lacks.
     """
 
     prompt_ids: list[int]
@@ -35,6 +36,7 @@ class SampleRow:
     logprobs: list[float]
     reward: float | None = None
     advantage: float | list[float] = field(default=0.0)
+    hint_cut: bool = False
 
 
 def rows_of_updates(
@@ -83,8 +85,9 @@ def _rows_of_group(one: ScoredGroup) -> list[list[SampleRow]]:
 def _row(sample: GroupSample, reward: float | None, advantage: float | list[float]) -> SampleRow:
     if not sample.completion_ids:
         # TRL reads the last id of each completion, so an empty one gets one masked id.
-        return SampleRow(sample.prompt_ids, [0], [0], [0.0], reward, advantage)
-    return SampleRow(sample.prompt_ids, sample.completion_ids, sample.env_mask, sample.logprobs, reward, advantage)
+        return SampleRow(sample.prompt_ids, [0], [0], [0.0], reward, advantage, sample.hint_cut)
+    ids, mask, logprobs = sample.completion_ids, sample.env_mask, sample.logprobs
+    return SampleRow(sample.prompt_ids, ids, mask, logprobs, reward, advantage, sample.hint_cut)
 
 
 def _group_advantages(rewards: Sequence[RewardedItem]) -> list[float]:

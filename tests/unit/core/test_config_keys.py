@@ -79,7 +79,9 @@ PhaseRollouts.pending_pause_s PhaseRollouts.pending_retries PhaseRollouts.shards
 AdvantagesOptions.max_concurrent AdvantagesOptions.max_cost AdvantagesOptions.max_total_tokens
 AdvantagesOptions.pending_pause_s AdvantagesOptions.pending_retries CandidatesOptions.max_concurrent
 CandidatesOptions.max_cost CandidatesOptions.max_total_tokens CandidatesOptions.pending_pause_s
-CandidatesOptions.pending_retries DpoOptions.devices DpoOptions.gradient_checkpointing DpoOptions.num_devices
+CandidatesOptions.pending_retries ExperienceOptions.max_concurrent ExperienceOptions.max_cost
+ExperienceOptions.max_total_tokens ExperienceOptions.pending_pause_s ExperienceOptions.pending_retries
+ExperienceOptions.pool DpoOptions.devices DpoOptions.gradient_checkpointing DpoOptions.num_devices
 DpoOptions.per_device_batch_size DpoOptions.preset DpoOptions.save_steps DpoOptions.stall_timeout_s DpoOptions.threads
 DpoOptions.trackers DpoOptions.variant
 PlanningSearchSettings.cache_folder PlanningSearchSettings.corpus PlanningSearchSettings.index_folder
@@ -181,6 +183,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "RlOptions.preset": ("et-agent-7b",),
     "AdvantagesOptions.critic": ("near",),
     "DpoOptions.preset": ("sweet-llama-8b",),
+    "ExperienceOptions.encoder": ({"type": "hashing"},),
+    "SummariserRole.model": ("near",),
+    "ValidatorRole.model": ("near",),
     "DpoOptions.devices": ([1],),
     "DpoOptions.trackers": (["wandb"],),
     "RlOptions.devices": ([1],),
@@ -405,6 +410,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "questions": tree["questions"],
         "environment": {"search": {"enabled": False}},
         "rl": {"reward": judge},
+        "experience": {"summariser": {"model": "near"}},
         "flow": {"stages": ["rollouts", "scores", "rl"], "models": ["near"]},
     }
     exact = {**judged, "rl": {"reward": {"type": "em"}}}
