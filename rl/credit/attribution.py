@@ -16,7 +16,7 @@ from treadle.core.config import Operational
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.llm.types import EndpointState
-from treadle.rl.credit.attributor import AskingLimits, Attributor, Case
+from treadle.rl.credit.attributor import AskingLimits, Attributor, LabelCase
 from treadle.rl.credit.base import Advantage, Credit, CreditGroup, CreditRule
 from treadle.rl.credit.fusion import FusedSteps, FusionSettings, OutcomeOn, Scheme, Weighting, decayed, fuse
 from treadle.rl.credit.outcome import scored_advantages
@@ -164,7 +164,7 @@ class AttributionCredit(CreditRule):
             and not (self.skip == "no_advantage" and abs(advantages[place]) < NO_ADVANTAGE)
             and not (self.skip == "failures" and group.rewards[place].reward <= 0.0)
         ]
-        cases = [Case(group.task.user_message, group.turns[place], group.rewards[place].reward) for place in asked]
+        cases = [LabelCase(group.task.user_message, group.turns[place], group.rewards[place].reward) for place in asked]
         return dict(zip(asked, self._attributor.labels(cases), strict=True))
 
     def _fusion(self, group: CreditGroup) -> FusionSettings:

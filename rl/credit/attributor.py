@@ -44,7 +44,7 @@ Step <number> judgment: GOOD or BAD"""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LabelCase:
     """A rollout to label: the task as its agent saw it, its steps, and its reward."""
 
     task: str
@@ -92,7 +92,7 @@ class Attributor:
         """Return the states of the model's endpoints."""
         return self._asker.servers()
 
-    def labels(self, cases: Sequence[Case]) -> list[list[bool] | None]:
+    def labels(self, cases: Sequence[LabelCase]) -> list[list[bool] | None]:
         """Return for each rollout whether its steps are good; None if no reply could be read.
 
         Raises EndpointUnavailable, and EngineError if too many replies could not be read so far.
@@ -110,10 +110,10 @@ class Attributor:
                 )
         return found
 
-    async def _labels(self, cases: Sequence[Case]) -> list[list[bool] | None]:
+    async def _labels(self, cases: Sequence[LabelCase]) -> list[list[bool] | None]:
         return list(await asyncio.gather(*map(self._label, cases)))
 
-    async def _label(self, case: Case) -> list[bool] | None:
+    async def _label(self, case: LabelCase) -> list[bool] | None:
         messages = messages_of(case)
         digest = hashlib.sha256(orjson.dumps([self._model, messages])).hexdigest()
         for number in range(self._limits.attempts):
@@ -153,7 +153,7 @@ class Attributor:
         return pause * random.Random(key).uniform(1.0, 1.25)
 
 
-def messages_of(case: Case) -> list[dict[str, str]]:
+def messages_of(case: LabelCase) -> list[dict[str, str]]:
     """Return the messages about a rollout; its reward from 0 to 1 is shown as an outcome from -1 to 1."""
     shown = {
         "task": case.task[:_MAX_TASK_CHARS],

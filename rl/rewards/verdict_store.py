@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 V = TypeVar("V", float, str)
 
@@ -38,7 +38,7 @@ class VerdictStore(Generic[V]):
                 file.write(json.dumps([digest, verdict]) + "\n")
 
 
-def _read(path: Path) -> dict[str, V]:
+def _read(path: Path) -> dict[str, Any]:
     """Return the verdicts of a file; the last line of a killed process may be incomplete."""
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
     return dict(map(json.loads, lines))
