@@ -79,7 +79,8 @@ class AttributionCredit(CreditRule):
     """Rollouts that are not labelled: those whose advantage by outcome is 0, or those without a reward above 0. All
     their turns count as good if the reward is above 0, else as bad."""
     attempts: int = Field(default=4, ge=1)
-    """Most requests per rollout. If no reply can be read, its turns count as those of a skipped rollout."""
+    """Most requests per rollout. If no reply can be read, or two requests are refused, its turns count as those of a
+    skipped rollout."""
     pause_s: float = Field(default=2.0, ge=0.0)
     """Seconds before the second request; each further pause is half as long again, at most 60 seconds."""
     max_tokens: int = Field(default=8192, ge=16)

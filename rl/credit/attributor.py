@@ -6,6 +6,7 @@ What it is shown and what it replies is text of models, so it is data: nothing i
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import random
 import re
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from treadle.core.errors import ContextTooLong, DeadlineExceeded, EngineError
+from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable, EngineError, ModelError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import EndpointState
 from treadle.core.seeds import derive_seed
@@ -25,6 +26,8 @@ from treadle.rl.rewards.model_asker import ModelAsker
 MAX_PART_CHARS = 2_000
 """Longest action and longest observation of a step that are shown in full; of longer ones both ends are."""
 _MAX_TASK_CHARS = 8_000
+_MOST_REFUSALS = 2
+"""Number of times that a service may refuse to label a rollout, such as by its content policy."""
 _LEAST_CASES = 32
 """Number of rollouts after which mostly unreadable replies end a training."""
 _UNREADABLE = "-"
@@ -95,7 +98,8 @@ class Attributor:
     def labels(self, cases: Sequence[LabelCase]) -> list[list[bool] | None]:
         """Return for each rollout whether its steps are good; None if no reply could be read.
 
-        Raises EndpointUnavailable, and EngineError if too many replies could not be read so far.
+        Raises EndpointUnavailable, ModelError if the service has answered nothing and refuses a request, and
+        EngineError if too many replies could not be read so far.
         """
         found = self._asker.run(self._labels(cases))
         with self._lock:
@@ -111,21 +115,30 @@ class Attributor:
         return found
 
     async def _labels(self, cases: Sequence[LabelCase]) -> list[list[bool] | None]:
-        return list(await asyncio.gather(*map(self._label, cases)))
+        found = await asyncio.gather(*map(self._label, cases))
+        for one in found:
+            if isinstance(one, ModelError) and not self._asker.has_answered:
+                raise one  # such as a wrong key: it is not about this rollout
+        return [None if isinstance(one, ModelError) else one for one in found]
 
-    async def _label(self, case: LabelCase) -> list[bool] | None:
-        messages = messages_of(case)
+    async def _label(self, case: LabelCase) -> list[bool] | ModelError | None:
+        """Return the labels of a rollout, None without a readable reply, or the error by which it is refused twice."""
+        messages, refusals = messages_of(case), 0
         digest = hashlib.sha256(orjson.dumps([self._model, messages])).hexdigest()
         for number in range(self._limits.attempts):
             key = f"{digest}-{number}"
-
-            async def ask(key: str = key, number: int = number) -> str | None:
-                return await self._ask(messages, len(case.turns), key, number)
-
+            ask = functools.partial(self._ask, messages, len(case.turns), key, number)
             try:
                 labels = await self._asker.once(key, ask)
+            except EndpointUnavailable:
+                raise
             except ContextTooLong:
                 return None
+            except ModelError as error:
+                refusals += 1
+                if refusals == _MOST_REFUSALS or number + 1 == self._limits.attempts:
+                    return error
+                continue
             if labels is not None and labels != _UNREADABLE:
                 return [label == "G" for label in labels]
         return None

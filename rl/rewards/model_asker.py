@@ -61,6 +61,11 @@ class ModelAsker(Generic[V]):
         """Return the states of the model's endpoints."""
         return [(self._pool.name, state) for state in self._pool.endpoint_states()]
 
+    @property
+    def has_answered(self) -> bool:
+        """True once there is a verdict, of this process or of an earlier one."""
+        return len(self._known) > 0
+
     async def once(self, digest: str, ask: Callable[[], Awaitable[V | None]]) -> V | None:
         """Return the verdict on a case: the known one, or that of `ask`, which equal cases share.
 

@@ -26,6 +26,10 @@ class VerdictStore(Generic[V]):
                 self._verdicts |= _read(path)
             self._own = folder / f"{uuid.uuid4().hex}.jsonl"
 
+    def __len__(self) -> int:
+        """Return the number of verdicts, those of earlier processes included."""
+        return len(self._verdicts)
+
     def get(self, digest: str) -> V | None:
         """Return the verdict on a case; None if there is none."""
         return self._verdicts.get(digest)

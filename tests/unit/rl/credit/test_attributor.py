@@ -14,7 +14,7 @@ from support.credit.worked_example import label_actions, reply, turns_of
 from support.model_servers.threaded_server import serving
 from support.servers.scripted_server import Fault, RecordedRequest, Script, ScriptedServer
 
-from treadle.core.errors import EndpointUnavailable, EngineError
+from treadle.core.errors import EndpointUnavailable, EngineError, ModelError
 from treadle.core.llm.config import ModelSettings
 from treadle.rl.credit.attributor import MAX_PART_CHARS, AskingLimits, Attributor, LabelCase, messages_of, read_labels
 from treadle.rl.credit.base import TurnText
@@ -130,6 +130,28 @@ def test_mostly_unreadable_replies_end_the_training_with_their_number() -> None:
             model.labels(cases[31:])
     with attributor(lambda _: "no idea", attempts=1, least_readable=0.0) as (model, _):
         assert model.labels(cases) == [None] * 40
+
+
+def test_rollout_that_is_refused_twice_has_no_labels(tmp_path: Path) -> None:
+    other = LabelCase("Another.", turns_of("GB"), 1.0)
+
+    def script(recorded: RecordedRequest) -> str | Fault:
+        return Fault.status(400, "data_inspection_failed") if "Buy two" in recorded.text else label_actions(recorded)
+
+    for asked in (3, 2):
+        with attributor(script, tmp_path, attempts=9) as (model, server):
+            assert model.labels([other, CASE]) == [[True, False], None] and len(server.requests) == asked
+    # The labels of an earlier process show that the service works.
+    with attributor(script, tmp_path, attempts=9) as (model, _):
+        assert model.labels([CASE]) == [None]
+
+
+def test_service_that_refuses_everything_is_an_error() -> None:
+    with (
+        attributor(lambda _: Fault.status(401, "wrong key")) as (model, _),
+        pytest.raises(ModelError, match="wrong key"),
+    ):
+        model.labels([CASE])
 
 
 def test_server_that_is_down_is_an_error_and_prompts_that_are_too_long_have_no_labels() -> None:
