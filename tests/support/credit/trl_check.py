@@ -50,7 +50,9 @@ def attributed(
             trainer._step = part
             inputs = trainer._prepare_inputs(batch)
             turns += _advantages_of_turns(inputs)
-            known = inputs["old_per_token_logps"]
+            # Of a step with one update TRL keeps none, and compares the policy with itself.
+            known = inputs.get("old_per_token_logps")
+            known = torch.zeros(inputs["completion_ids"].shape) if known is None else known
             trainer._get_per_token_logps_and_entropies = lambda *_, known=known, **__: (
                 known, torch.zeros_like(known), None,
             )  # fmt: skip
