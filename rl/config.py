@@ -15,11 +15,11 @@ from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
 from treadle.environments.mixture import MixedSettings
 from treadle.environments.scorers.registry import AnyScorer
-from treadle.rl.credit.registry import AnyCredit
+from treadle.rl.credit.registry import AnyCredit, is_default
 from treadle.rl.experience.settings import ExperienceSettings, ExperienceUse
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.oversampling import OverSampling
-from treadle.rl.presets import PLANNING_PRESETS
+from treadle.rl.presets import EVOLVER_PRESETS, PLANNING_PRESETS
 from treadle.rl.rewards.efficiency import EfficiencyReward
 from treadle.rl.rewards.overlong import OVERLONG_PARTS, Overlong
 from treadle.rl.rewards.registry import AnyReward
@@ -78,7 +78,7 @@ class RlOptions(TrainingOptions):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B, **PLANNING_PRESETS}
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B, **PLANNING_PRESETS, **EVOLVER_PRESETS}
 
     engine: AnyRlEngine = Field(default=DEFAULT_ENGINE, validate_default=True)
     """Training engine: `trl`, on one machine with CPU or GPUs; `verl`, on the GPUs of one or more machines; or one of
@@ -177,7 +177,7 @@ class RlOptions(TrainingOptions):
     reward: AnyReward = EfficiencyReward()
     """Rule that rewards the rollouts of a group."""
     credit: AnyCredit = Field(default=DEFAULT_CREDIT, validate_default=True)
-    """Rule that turns the rewards of a group into advantages; verl supports `outcome` only."""
+    """Rule that turns the rewards of a group into advantages of its trajectories, or of their turns."""
     overlong: Overlong = "none"
     """Penalty in training for long responses: none, or up to 1 within the last eighth of `max_response_tokens`
     (`buffer`), linearly, for any reward rule. Tool results count, the prompt does not."""
@@ -298,6 +298,17 @@ class RlOptions(TrainingOptions):
         return self
 
     @model_validator(mode="after")
+    def _check_credit(self) -> RlOptions:
+        if self.engine.has_critic and self.credits_turns:
+            raise ValueError(
+                f"credit {self.credit.type} computes the advantages, but so does a critic; leave out one of them"
+            )
+        others = {**self.reward.PARTS, **OVERLONG_PARTS[self.overlong]}
+        if twice := sorted(others.keys() & self.credit.PARTS.keys()):
+            raise ValueError(f"the reward and credit {self.credit.type} both have parts called {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
     def _check_shares(self) -> RlOptions:
         if self.shares and abs((total := math.fsum(self.shares.values())) - 1) > SHARE_TOLERANCE:
             given = ", ".join(f"{name[:60]} = {share:g}" for name, share in self.shares.items())
@@ -326,8 +337,13 @@ class RlOptions(TrainingOptions):
 
     @property
     def reward_parts(self) -> dict[str, str]:
-        """Name -> description of the parts of a reward: those of the rule, and those that other keys add."""
-        return {**self.reward.PARTS, **OVERLONG_PARTS[self.overlong]}
+        """Name -> description of the parts of a reward: those of its rule, of other keys, and of the credit rule."""
+        return {**self.reward.PARTS, **OVERLONG_PARTS[self.overlong], **self.credit.PARTS}
+
+    @property
+    def credits_turns(self) -> bool:
+        """True if the credit rule computes the advantages; by the usual rule, engines compute them from the rewards."""
+        return not is_default(self.credit)
 
     @property
     def branches(self) -> bool:

@@ -19,7 +19,6 @@ from treadle.core.engines.process import Child, printable
 from treadle.core.engines.training import Advice, EngineFolder, EngineOptions, Greedy, PathIn, error_text
 from treadle.core.engines.training_run import TrainingListener, TrainingResult, TrainingRun
 from treadle.core.errors import EngineError
-from treadle.rl.credit.registry import is_default
 from treadle.rl.groups.live import LIVE, ProcessStatus
 from treadle.rl.groups.live_files import LiveFiles
 from treadle.rl.training.events import RlEvents, RlStep, Validation
@@ -276,7 +275,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             raise self._failure(f"reinforcement got no reward: in {len(steps):,} steps no rollout was scored")
         num_groups = sum(step.num_groups for step in steps)
         # Another credit rule, or a critic, may tell equally rewarded rollouts apart.
-        is_usual = is_default(self.plan.options.credit) and not self.plan.options.engine.has_critic
+        is_usual = not self.plan.options.credits_turns and not self.plan.options.engine.has_critic
         if is_usual and num_groups == sum(step.num_equal_groups for step in steps):
             self._discard_states()
             raise self._failure(_nothing_to_learn(steps, num_groups, num_rollouts))

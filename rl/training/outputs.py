@@ -25,6 +25,7 @@ from treadle.rl.training.report import (
     num_web_misses,
     record_metrics,
     render_report,
+    turn_metrics,
 )
 from treadle.rl.training.tables import RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 
@@ -54,10 +55,13 @@ def write_outputs(context: StageContext, folder: RlFolder, trained: Trained) -> 
     plan, done, rows = trained.plan, trained.done, trained.rows
     context.write_telemetry(RL_LOG.kind, [step.as_row() for step in done.steps])
     context.write_telemetry(RL_VALIDATION.kind, [row for made in done.validations for row in made.as_rows()])
+    num_turns = []
     for dumped in read_steps(folder.rollouts, done.num_steps):
         context.write(RL_ROLLOUTS.kind, dumped)
+        num_turns += [row["num_turns"] for row in dumped if row["reward"] is not None]
     context.write(CHECKPOINTS.kind, [_checkpoint_row(trained)])
-    report = render_report(plan, done, num_too_long=rows.num_too_long, num_held_out=rows.num_held_out)
+    counts = {"num_too_long": rows.num_too_long, "num_held_out": rows.num_held_out}
+    report = render_report(plan, done, **counts, turns=turn_metrics(num_turns))
     curves = draw_curves(done.steps, done.validations, done.chosen_step, plan.options.reward_parts)
     context.add_file(CHECKPOINTS.kind, "curves.svg", curves)
     context.add_file(CHECKPOINTS.kind, "report.md", report.encode())
@@ -75,7 +79,8 @@ def write_outputs(context: StageContext, folder: RlFolder, trained: Trained) -> 
     context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())
     metrics = record_metrics(plan, done, policy_in=trained.policy_in, num_too_long=rows.num_too_long)
     context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, done.model)
-    return {**metrics, "validation_too_long": rows.num_validation_too_long, **_web_metrics(context, trained)}
+    metrics |= {"validation_too_long": rows.num_validation_too_long, **turn_metrics(num_turns)}
+    return {**metrics, **_web_metrics(context, trained)}
 
 
 def _checkpoint_row(trained: Trained) -> dict[str, Any]:

@@ -68,12 +68,14 @@ class RolloutFunction:
             everyone, all_drawn = draws.chosen(options.prompts_per_step), [*draws.kept, *draws.equal]
             if rank_and_world()[0] == 0:
                 write_draws(self._dump, step, map(_drawn, all_drawn))
-            made, drawn = everyone[mine], draws.figures(options.prompts_per_step)
+            drawn = draws.figures(options.prompts_per_step)
         else:
-            made = self._source.step(step, [self._rows[index] for index in planned[mine]], first)
-            everyone, drawn = gathered(made), {}
-            all_drawn = everyone
+            everyone = gathered(self._source.step(step, [self._rows[index] for index in planned[mine]], first))
+            all_drawn, drawn = everyone, {}
             check_step([one.group for one in everyone])
+        # A credit rule may pay for what it asks, so it gets only groups that are trained on.
+        made = self._source.credited(everyone[mine], step)
+        everyone = gathered(made)
         self._report_step(step, everyone, all_drawn, drawn, trainer)
         rows = rows_of_updates(
             made,

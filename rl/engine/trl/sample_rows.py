@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from treadle.rl.credit.base import token_advantages
-from treadle.rl.credit.outcome import group_advantages
+from treadle.rl.credit.outcome import scored_advantages
 from treadle.rl.engine.group_source import ScoredGroup
 from treadle.rl.groups.samples import GroupSample
-from treadle.rl.rewards.rewarded import RewardedItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,8 @@ def rows_of_updates(
 
 def _rows_of_group(one: ScoredGroup) -> list[list[SampleRow]]:
     """Return the rows of each trajectory of a group, at least one."""
-    outcomes = _group_advantages(one.rewards)
+    # TRL would add 1e-4 to the deviation instead of 1e-6.
+    outcomes = scored_advantages(one.rewards)
     found = []
     for number, (trajectory, reward) in enumerate(zip(one.group.trajectories, one.rewards, strict=True)):
         of_turns = None if one.advantages is None else list(one.advantages[number])
@@ -88,14 +88,3 @@ def _row(sample: GroupSample, reward: float | None, advantage: float | list[floa
         return SampleRow(sample.prompt_ids, [0], [0], [0.0], reward, advantage, sample.hint_cut)
     ids, mask, logprobs = sample.completion_ids, sample.env_mask, sample.logprobs
     return SampleRow(sample.prompt_ids, ids, mask, logprobs, reward, advantage, sample.hint_cut)
-
-
-def _group_advantages(rewards: Sequence[RewardedItem]) -> list[float]:
-    """Return the advantages within a group; those without a score have none, and do not count in the statistics.
-
-    TRL would add 1e-4 to the deviation instead of 1e-6.
-    """
-    scored = [one.reward for one in rewards if one.scored]
-    # A single scored one has nothing to be compared with.
-    values = iter(group_advantages(scored) if len(scored) > 1 else [0.0] * len(scored))
-    return [next(values) if one.scored else 0.0 for one in rewards]

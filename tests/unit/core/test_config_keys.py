@@ -46,7 +46,7 @@ REVISABLE = (
 )  # fmt: skip
 
 OPERATIONAL = """
-QuestionsSettings.scorers
+AttributionCredit.concurrency QuestionsSettings.scorers
 CompanionSettings.command CompanionSettings.env CompanionSettings.folder CompanionSettings.name
 CompanionSettings.ready_text CompanionSettings.ready_url CompanionSettings.reuse CompanionSettings.start_timeout_s
 CompanionSettings.stop_timeout_s TreadleConfig.companions
@@ -145,6 +145,7 @@ FIXED = {
     "CuriousStrategy.type", "CuriousStrategy.code_file", "CuriousStrategy.code_sha256",
     "LexicalFilter.type", "LexicalFilter.code_file", "LexicalFilter.code_sha256",
     "EmbeddingFilter.type", "EmbeddingFilter.code_file", "EmbeddingFilter.code_sha256",
+    "AttributionCredit.type", "AttributionCredit.code_file", "AttributionCredit.code_sha256",
     "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
     "Correctness.type", "Correctness.code_file", "Correctness.code_sha256", "Correctness.subject",
     "Correctness.prompt_text", "Correctness.rubric_text",
@@ -413,7 +414,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "experience": {"summariser": {"model": "near"}},
         "flow": {"stages": ["rollouts", "scores", "rl"], "models": ["near"]},
     }
-    exact = {**judged, "rl": {"reward": {"type": "em"}}}
+    exact = {**judged, "rl": {"reward": {"type": "em"}, "credit": {**judge, "type": "attribution"}}}
     web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
     # Policies are reinforced with recorded searches alone, so without that stage here.
     abroad = {
