@@ -19,19 +19,19 @@ WORKSPACE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 """Pattern of the names of workspaces."""
 
 
-class SummariserSampling(Sampling):
+class ExperienceWriterSampling(Sampling):
     """Sampling parameters of the summariser."""
 
     max_tokens: int = Field(default=2048, ge=1)
     """Maximum number of new tokens per request."""
 
 
-class SummariserRole(Section):
+class ExperienceWriterRole(Section):
     """The model that writes experience from rollouts."""
 
     model: str | None = None
     """Name of its model under `models`; must be set to summarise rollouts."""
-    sampling: SummariserSampling = SummariserSampling()
+    sampling: ExperienceWriterSampling = ExperienceWriterSampling()
     """Sampling parameters."""
 
 
@@ -73,7 +73,7 @@ class AuthorOptions(Section):
 class ExperienceOptions(AuthorOptions):
     """Options of the pool of experience (arXiv 2511.10395). See docs/behaviour/experience.md."""
 
-    summariser: SummariserRole = SummariserRole()
+    summariser: ExperienceWriterRole = ExperienceWriterRole()
     """Model that writes experience."""
     validator: ValidatorRole = ValidatorRole()
     """Model that checks it."""

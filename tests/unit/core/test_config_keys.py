@@ -185,7 +185,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "AdvantagesOptions.critic": ("near",),
     "DpoOptions.preset": ("sweet-llama-8b",),
     "ExperienceOptions.encoder": ({"type": "hashing"},),
-    "SummariserRole.model": ("near",),
+    "ExperienceWriterRole.model": ("near",),
     "ValidatorRole.model": ("near",),
     "DpoOptions.devices": ([1],),
     "DpoOptions.trackers": (["wandb"],),
