@@ -200,6 +200,15 @@ AGENTEVOLVER_7B: dict[str, Any] = {
         "request_time_s": 120.0,  # default
         "concurrency": 20,  # default: what is in effect; 5 in the file
     },
+    # script: rollout_mode "mixed", which needs engine "trl", as verl has no hints. default: what is not of the script.
+    "experience": {
+        "rollout_ratio": 0.5,  # script
+        "keep_ratio": 0.0,  # script
+        "top_k": 3,  # default
+        "off_clip_high": 0.6,  # default
+        "initial": True,  # script
+        "update_steps": 0,  # default
+    },
     "validation_questions": 256,  # default: a batch of the validation
     "validation_steps": 10,  # script
     "save_steps": 10,  # here: script: 10,000, after which an interrupted training starts over

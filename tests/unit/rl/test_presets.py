@@ -88,6 +88,16 @@ def test_agentevolver_has_the_published_numbers(name: str, alpha: float) -> None
         preset_plan(name)
 
 
+def test_agentevolver_shows_experience_with_trl() -> None:
+    experience = {"rollout_mode": "mixed"}
+    options = preset_plan("agentevolver-7b", engine="trl", experience=experience, **LABELLED).options
+    use = options.experience
+    assert (use.rollout_ratio, use.keep_ratio, use.top_k, use.off_clip_high) == (0.5, 0.0, 3, 0.6)
+    assert (use.initial, use.update_steps) == (True, 0)
+    with pytest.raises(ConfigError, match="engine verl has one clipping range"):
+        preset_plan("agentevolver-7b", experience=experience, **LABELLED)
+
+
 def test_dynamic_sampling_of_verl_compares_rewards_and_not_credit() -> None:
     labelled = {"credit": {"type": "attribution", **LABELLED["credit"]}}
     for keys, metric in (({}, "reward"), (labelled, "outcome_reward")):
