@@ -31,6 +31,7 @@ from treadle.api.stages import (
 from treadle.api.tools import CallContext, ToolError, ToolOutcome, ToolSchema, tool
 from treadle.api.training import (
     Candidates,
+    Credit,
     CreditGroup,
     CreditRule,
     EventFile,
@@ -52,6 +53,7 @@ __all__ = [
     "Call",
     "CallContext",
     "Candidates",
+    "Credit",
     "CreditGroup",
     "CreditRule",
     "Done",

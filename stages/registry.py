@@ -25,6 +25,7 @@ SHIPPED: Mapping[str, str] = {
     "sft": "treadle.sft.entry:SFT",
     "rollouts": "treadle.environments.rollouts.entry:ROLLOUTS",
     "scores": "treadle.eval.entry:SCORES",
+    "experience": "treadle.rl.experience.entry:EXPERIENCE",
     "preferences": "treadle.rl.preferences.entry:PREFERENCES",
     "candidates": "treadle.rl.candidates.entry:CANDIDATES",
     "advantages": "treadle.rl.advantages.entry:ADVANTAGES",

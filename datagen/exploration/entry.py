@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
-from treadle.datagen.exploration.profile import Profile, find_profile
+from treadle.datagen.exploration.profile import Profile, explored_environments, find_profile
 from treadle.datagen.exploration.settings import BY_ENVIRONMENT, ROLES, ExplorationOptions, ExplorationSettings
 from treadle.datagen.exploration.stage import EXPLORATION_STAGE
 from treadle.datagen.exploration.summary import exploration_report
 from treadle.datagen.prompts import SUMMARISE, PromptSet
-from treadle.environments.mixture import summarizer_of, summarizer_sampling_of
+from treadle.environments.mixture import Environments, summarizer_of, summarizer_sampling_of
 from treadle.environments.registry import traits_of
 from treadle.environments.rollouts.entry import environment_roles
 from treadle.environments.scorers.base import Scorer
@@ -26,7 +26,7 @@ SEED = "seed"
 
 def _settings(plan: Plan, address: Address) -> ExplorationSettings:
     options = plan.options(address, ExplorationOptions)
-    for name, environment in plan.environments().items():
+    for name, environment in _explored(plan, address).items():
         if not traits_of(environment).explores:
             raise ConfigError(
                 f"{address}: environments of the type {environment.type!r}, such as {name}, show only tasks of their "
@@ -44,6 +44,14 @@ def _settings(plan: Plan, address: Address) -> ExplorationSettings:
         prompt_digests=PromptSet(options.prompts, SUMMARISE, "exploration.prompts").digests(),
         seed=plan.seed,
     )
+
+
+def _explored(plan: Plan, address: Address) -> Environments:
+    return explored_environments(plan, _seeds(address))
+
+
+def _seeds(address: Address) -> Address:
+    return Address(address.iteration, "questions", SEED)
 
 
 def _roles(plan: Plan, address: Address, options: ExplorationOptions) -> dict[str, RoleSettings]:
@@ -86,7 +94,7 @@ def _grader(plan: Plan, address: Address, options: ExplorationOptions) -> Scorer
             )
         grader.check(f"{address}: exploration.grader")
         return grader
-    for environment in plan.environments().values():
+    for environment in _explored(plan, address).values():
         if not traits_of(environment).scores_references:
             raise ConfigError(
                 f'{address}: exploration.grader = "{BY_ENVIRONMENT}", but environments of the type '
@@ -103,7 +111,7 @@ def _summarizer(plan: Plan) -> RoleSettings | None:
 
 def _profiles(plan: Plan, address: Address, options: ExplorationOptions) -> dict[str, Profile]:
     """Return the description of each environment for models; raise ConfigError for a file of an unknown environment."""
-    environments = plan.environments()
+    environments = _explored(plan, address)
     if unknown := sorted(options.profiles.keys() - environments.keys()):
         raise ConfigError(
             f"{address}: exploration.profiles has {unknown[0]!r}, but tasks belong to {', '.join(sorted(environments))}"
@@ -118,7 +126,7 @@ def _inputs(plan: Plan, address: Address) -> Inputs:
     options = plan.options(address, ExplorationOptions)
     names = [getattr(options.roles, role).model for role in ROLES]
     return {
-        "questions": (Address(address.iteration, "questions", SEED),),
+        "questions": (_seeds(address),),
         "checkpoint": checkpoints_of(plan, (name for name in names if name in plan.models)),
     }
 

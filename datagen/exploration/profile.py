@@ -12,7 +12,11 @@ from pydantic import Field, ValidationError
 
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError, DataError
+from treadle.core.runs.address import Address
 from treadle.core.untrusted.json_text import load_json
+from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.environments.mixture import Environments
+from treadle.stages.plan import Plan
 
 SHIPPED = ("ledger", "bfcl", "question")
 """Types of environments with a shipped profile."""
@@ -114,3 +118,10 @@ def _content(path: Path, key: str) -> bytes:
         return path.expanduser().read_bytes()
     except OSError as error:
         raise DataError(f"{key}: {path} cannot be read: {error.strerror or error}") from None
+
+
+def explored_environments(plan: Plan, seeds: Address) -> Environments:
+    """Return the environments by name, without those whose tasks are all held out; `seeds` has the seed tasks."""
+    sources = plan.options(seeds, QuestionsSettings).sources
+    held_out = {one.environment for one in sources} - {one.environment for one in sources if one.split != "heldout"}
+    return {name: one for name, one in plan.environments().items() if name not in held_out}

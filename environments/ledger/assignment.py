@@ -10,7 +10,7 @@ import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -21,6 +21,16 @@ SUBMIT = "submit"
 _SIDE_EFFECT_FACTOR = 0.5
 
 GoldCall = tuple[str, Mapping[str, Any]]
+Kind = Literal["pay_cheapest", "sum_open", "cover", "cancel_small"]
+TEXTS: Mapping[Kind, str] = {
+    "pay_cheapest": "Pay the cheapest open order of {owner}; of equally cheap ones the first listed. "
+    "Then submit the account's new balance in cents.",
+    "sum_open": "Submit the total of {owner}'s open orders in cents. Change nothing.",
+    "cover": "{giver} pays for {owner}: transfer the amount of {owner}'s dearest open order from "
+    "{giver}'s account to {owner}'s, pay that order, and submit the amount in cents.",
+    "cancel_small": "Cancel the two cheapest open orders of {owner}, and submit 2.",
+}
+"""Kind of task -> its text, with the holders of the accounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +41,14 @@ class Assignment:
         text: What the agent is asked to do.
         answer: What it has to submit; None if only the book counts.
         solution: Calls that fulfil it, as names and arguments; those that the book refuses change nothing.
+        kind: Kind of task; None for one that was made by exploring a book.
     """
 
     seed: int
     text: str
     answer: object
     solution: Sequence[GoldCall]
+    kind: Kind | None = None
 
     @classmethod
     def make(cls, seed: int) -> Assignment:
@@ -109,29 +121,21 @@ def _look_up(account: Account) -> list[GoldCall]:
 def _pay_cheapest(seed: int, book: Book, draw: random.Random) -> Assignment:
     account, _ = _two_accounts(book, draw)
     order = min(book.orders_of(account.id, "open"), key=lambda order: (order.amount, order.id))
-    text = (
-        f"Pay the cheapest open order of {account.holder}; of equally cheap ones the first listed. "
-        "Then submit the account's new balance in cents."
-    )
     left = account.balance - order.amount
     calls = [*_look_up(account), ("pay_order", {"order": order.id}), (SUBMIT, {"answer": left})]
-    return Assignment(seed, text, left, calls)
+    return Assignment(seed, TEXTS["pay_cheapest"].format(owner=account.holder), left, calls, "pay_cheapest")
 
 
 def _sum_open(seed: int, book: Book, draw: random.Random) -> Assignment:
     account, _ = _two_accounts(book, draw)
     total = sum(order.amount for order in book.orders_of(account.id, "open"))
-    text = f"Submit the total of {account.holder}'s open orders in cents. Change nothing."
-    return Assignment(seed, text, total, [*_look_up(account), (SUBMIT, {"answer": total})])
+    text = TEXTS["sum_open"].format(owner=account.holder)
+    return Assignment(seed, text, total, [*_look_up(account), (SUBMIT, {"answer": total})], "sum_open")
 
 
 def _cover(seed: int, book: Book, draw: random.Random) -> Assignment:
     giver, owner = _two_accounts(book, draw)
     order = max(book.orders_of(owner.id, "open"), key=lambda order: (order.amount, order.id))
-    text = (
-        f"{giver.holder} pays for {owner.holder}: transfer the amount of {owner.holder}'s dearest open order from "
-        f"{giver.holder}'s account to {owner.holder}'s, pay that order, and submit the amount in cents."
-    )
     if [one.amount for one in book.orders_of(owner.id, "open")].count(order.amount) > 1:
         return _sum_open(seed, book, draw)  # two orders are the dearest
     calls: list[GoldCall] = [
@@ -141,7 +145,8 @@ def _cover(seed: int, book: Book, draw: random.Random) -> Assignment:
         ("pay_order", {"order": order.id}),
         (SUBMIT, {"answer": order.amount}),
     ]
-    return Assignment(seed, text, order.amount, calls)
+    text = TEXTS["cover"].format(giver=giver.holder, owner=owner.holder)
+    return Assignment(seed, text, order.amount, calls, "cover")
 
 
 def _cancel_small(seed: int, book: Book, draw: random.Random) -> Assignment:
@@ -149,9 +154,10 @@ def _cancel_small(seed: int, book: Book, draw: random.Random) -> Assignment:
     first, second = sorted(book.orders_of(account.id, "open"), key=lambda order: (order.amount, order.id))[:2]
     if sum(order.amount <= second.amount for order in book.orders_of(account.id, "open")) > 2:
         return _sum_open(seed, book, draw)  # more than two are the cheapest
-    text = f"Cancel the two cheapest open orders of {account.holder}, and submit 2."
+    text = TEXTS["cancel_small"].format(owner=account.holder)
     cancelled: list[GoldCall] = [("cancel_order", {"order": order.id}) for order in (first, second)]
-    return Assignment(seed, text, 2, [*_look_up(account), *cancelled, (SUBMIT, {"answer": 2})])
+    calls = [*_look_up(account), *cancelled, (SUBMIT, {"answer": 2})]
+    return Assignment(seed, text, 2, calls, "cancel_small")
 
 
 _TEMPLATES: Sequence[Callable[[int, Book, random.Random], Assignment]] = (

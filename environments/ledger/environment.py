@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import orjson
+from pydantic import Field
 
 from treadle.agent.contract import Call, Message, ModelTurn, Outcome, Task
 from treadle.core.seeds import derive_seed
 from treadle.environments.custom.base import Done, Environment, Reaction
-from treadle.environments.ledger.assignment import SUBMIT, Assignment, calls_in
+from treadle.environments.ledger.assignment import SUBMIT, TEXTS, Assignment, Kind, calls_in
 from treadle.environments.ledger.book import CALLS, Book, CallError
 from treadle.environments.objectives import objective_of
 
@@ -44,23 +46,29 @@ class Ledger(Environment):
     """Number of tasks of the split `train`; `heldout` has a quarter of it."""
     max_calls: int = 24
     """Most calls of an episode; past them it ends."""
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = tuple(TEXTS)
+    """Kinds of its tasks."""
+    instructions: str = ""
+    """System message in place of the description of all calls, such as a shorter one for a model that knows them."""
 
     @classmethod
     async def tasks(cls, settings: Any, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the tasks of `train` or `heldout`; other splits have none."""
         count = {"train": settings.num_tasks, "heldout": settings.num_tasks // 4}.get(split, 0)
-        for number in range(count):
-            made = derive_seed("ledger", split, seed, number)
-            yield {"question": Assignment.make(made).text, "payload": {"seed": made}}
+        seeds = (derive_seed("ledger", split, seed, number) for number in itertools.count())
+        made = (one for one in map(Assignment.make, seeds) if one.kind in settings.kinds)
+        for assignment in itertools.islice(made, count):
+            yield {"question": assignment.text, "payload": {"seed": assignment.seed}}
 
-    async def reset(self, task: Task) -> str:
+    async def reset(self, task: Task) -> Sequence[Mapping[str, str]]:
         """Open the book of the task's seed."""
         self._assignment = _assignment_of(task)
         self._book = Book.make(self._assignment.seed)
         self._num_calls = 0
         self._answer: object = None
         self._is_done = False
-        return self._assignment.text
+        system = {"role": "system", "content": self.instructions or self.system}
+        return [system, {"role": "user", "content": self._assignment.text}]
 
     async def step(self, turn: ModelTurn) -> Reaction:
         """Carry out the calls of a turn, in their order."""

@@ -195,6 +195,7 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
         "pools",
         "conversion",
         "exploration",
+        "experience",
         "candidates",
         "advantages",
         "dpo",

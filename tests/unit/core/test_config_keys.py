@@ -46,7 +46,7 @@ REVISABLE = (
 )  # fmt: skip
 
 OPERATIONAL = """
-QuestionsSettings.scorers
+AttributionCredit.concurrency QuestionsSettings.scorers
 CompanionSettings.command CompanionSettings.env CompanionSettings.folder CompanionSettings.name
 CompanionSettings.ready_text CompanionSettings.ready_url CompanionSettings.reuse CompanionSettings.start_timeout_s
 CompanionSettings.stop_timeout_s TreadleConfig.companions
@@ -79,7 +79,9 @@ PhaseRollouts.pending_pause_s PhaseRollouts.pending_retries PhaseRollouts.shards
 AdvantagesOptions.max_concurrent AdvantagesOptions.max_cost AdvantagesOptions.max_total_tokens
 AdvantagesOptions.pending_pause_s AdvantagesOptions.pending_retries CandidatesOptions.max_concurrent
 CandidatesOptions.max_cost CandidatesOptions.max_total_tokens CandidatesOptions.pending_pause_s
-CandidatesOptions.pending_retries DpoOptions.devices DpoOptions.gradient_checkpointing DpoOptions.num_devices
+CandidatesOptions.pending_retries ExperienceOptions.max_concurrent ExperienceOptions.max_cost
+ExperienceOptions.max_total_tokens ExperienceOptions.pending_pause_s ExperienceOptions.pending_retries
+ExperienceOptions.pool DpoOptions.devices DpoOptions.gradient_checkpointing DpoOptions.num_devices
 DpoOptions.per_device_batch_size DpoOptions.preset DpoOptions.save_steps DpoOptions.stall_timeout_s DpoOptions.threads
 DpoOptions.trackers DpoOptions.variant
 PlanningSearchSettings.cache_folder PlanningSearchSettings.corpus PlanningSearchSettings.index_folder
@@ -143,6 +145,7 @@ FIXED = {
     "CuriousStrategy.type", "CuriousStrategy.code_file", "CuriousStrategy.code_sha256",
     "LexicalFilter.type", "LexicalFilter.code_file", "LexicalFilter.code_sha256",
     "EmbeddingFilter.type", "EmbeddingFilter.code_file", "EmbeddingFilter.code_sha256",
+    "AttributionCredit.type", "AttributionCredit.code_file", "AttributionCredit.code_sha256",
     "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
     "Correctness.type", "Correctness.code_file", "Correctness.code_sha256", "Correctness.subject",
     "Correctness.prompt_text", "Correctness.rubric_text",
@@ -181,6 +184,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "RlOptions.preset": ("et-agent-7b",),
     "AdvantagesOptions.critic": ("near",),
     "DpoOptions.preset": ("sweet-llama-8b",),
+    "ExperienceOptions.encoder": ({"type": "hashing"},),
+    "ExperienceWriterRole.model": ("near",),
+    "ValidatorRole.model": ("near",),
     "DpoOptions.devices": ([1],),
     "DpoOptions.trackers": (["wandb"],),
     "RlOptions.devices": ([1],),
@@ -405,9 +411,10 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "questions": tree["questions"],
         "environment": {"search": {"enabled": False}},
         "rl": {"reward": judge},
+        "experience": {"summariser": {"model": "near"}},
         "flow": {"stages": ["rollouts", "scores", "rl"], "models": ["near"]},
     }
-    exact = {**judged, "rl": {"reward": {"type": "em"}}}
+    exact = {**judged, "rl": {"reward": {"type": "em"}, "credit": {**judge, "type": "attribution"}}}
     web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
     # Policies are reinforced with recorded searches alone, so without that stage here.
     abroad = {

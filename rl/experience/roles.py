@@ -1,0 +1,22 @@
+"""Open the models that write and check experience."""
+
+from __future__ import annotations
+
+from treadle.agent.model_sessions import ModelSessions
+from treadle.agent.role import RoleModel
+from treadle.agent.role_settings import RoleSettings
+from treadle.rl.experience.author import Author
+from treadle.rl.experience.settings import AuthorOptions
+
+SUMMARISER, VALIDATOR = "summariser", "validator"
+
+
+async def open_author(
+    sessions: ModelSessions, roles: tuple[RoleSettings, RoleSettings], options: AuthorOptions, seed: int
+) -> Author:
+    """Open summariser and validator, and check their servers. Raises ConfigError and EndpointUnavailable."""
+    opened: list[RoleModel] = []
+    for name, role in zip((SUMMARISER, VALIDATOR), roles, strict=True):
+        session = await sessions.model(role.name, role.model, role.tokenizer_digest)
+        opened.append(session.for_role(name, role.sampling, only_messages=True))
+    return Author(*opened, options=options, seed=seed)
