@@ -196,6 +196,7 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
         "conversion",
         "candidates",
         "advantages",
+        "guided_rollouts",
         "dpo",
         "sft",
         "rl",
