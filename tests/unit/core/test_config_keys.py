@@ -206,6 +206,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "SelectionOptions.quotas": ({"qa": 5},),
     "RlOptions.shares": ({"default": 1.0},),
     "JudgeReward.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
+    "AttributionCredit.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
     "ReportSettings.prices": ({"near": {"prompt_per_million": 1.0, "completion_per_million": 2.0}},),
