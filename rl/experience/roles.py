@@ -15,10 +15,12 @@ async def open_author(
     sessions: ModelSessions, roles: tuple[RoleSettings, RoleSettings], options: AuthorOptions, seed: int
 ) -> Author:
     """Open summariser and validator, and check their servers. Raises ConfigError and EndpointUnavailable."""
+    summariser, validator = [
+        await _open(sessions, name, role) for name, role in zip((SUMMARISER, VALIDATOR), roles, strict=True)
+    ]
+    return Author(summariser, validator, options, seed)
 
-    async def opened(name: str, role: RoleSettings) -> RoleModel:
-        session = await sessions.model(role.name, role.model, role.tokenizer_digest)
-        return session.for_role(name, role.sampling, only_messages=True)
 
-    summariser, validator = roles
-    return Author(await opened(SUMMARISER, summariser), await opened(VALIDATOR, validator), options, seed)
+async def _open(sessions: ModelSessions, name: str, role: RoleSettings) -> RoleModel:
+    session = await sessions.model(role.name, role.model, role.tokenizer_digest)
+    return session.for_role(name, role.sampling, only_messages=True)
