@@ -25,7 +25,7 @@ from treadle.stages.recipes.base import Recipe, Step
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 
-FAST = {"retry_limit": 0, "backoff_base_s": 0.0, "outage_wait_s": 0.2, "probe_base_s": 0.05, "connect_timeout_s": 5.0}
+FAST = {"retry_limit": 0, "backoff_base_s": 0.0, "outage_wait_s": 60.0, "probe_base_s": 0.05, "connect_timeout_s": 30.0}
 NUM_STEPS = 3
 """Accounts that an exploration looks at, one in a turn."""
 THOUGHT = "I follow the steps."
