@@ -15,8 +15,12 @@ async def open_author(
     sessions: ModelSessions, roles: tuple[RoleSettings, RoleSettings], options: AuthorOptions, seed: int
 ) -> Author:
     """Open summariser and validator, and check their servers. Raises ConfigError and EndpointUnavailable."""
-    opened: list[RoleModel] = []
-    for name, role in zip((SUMMARISER, VALIDATOR), roles, strict=True):
-        session = await sessions.model(role.name, role.model, role.tokenizer_digest)
-        opened.append(session.for_role(name, role.sampling, only_messages=True))
-    return Author(*opened, options=options, seed=seed)
+    summariser, validator = [
+        await _open(sessions, name, role) for name, role in zip((SUMMARISER, VALIDATOR), roles, strict=True)
+    ]
+    return Author(summariser, validator, options, seed)
+
+
+async def _open(sessions: ModelSessions, name: str, role: RoleSettings) -> RoleModel:
+    session = await sessions.model(role.name, role.model, role.tokenizer_digest)
+    return session.for_role(name, role.sampling, only_messages=True)

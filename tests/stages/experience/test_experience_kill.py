@@ -56,7 +56,7 @@ async def test_killed_stage_pays_for_nothing_twice_and_ends_with_the_same_bytes(
         return said
 
     async with ScriptedServer(reply) as server:
-        disturbed, calm = desk_in(tmp_path / "disturbed"), desk_in(tmp_path / "calm")
+        disturbed, calm = [await asyncio.to_thread(desk_in, tmp_path / name) for name in ("disturbed", "calm")]
         for code in (-signal.SIGKILL, 0):
             lives.append(await live(tmp_path / "disturbed", server.url))
             _, said = await lives[-1].communicate()
