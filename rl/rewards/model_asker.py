@@ -26,7 +26,7 @@ class ModelAsker(Generic[V]):
         """Prepare to ask over the chat route; `name` is that of the model's table, for messages."""
         self._name = name
         self._settings = settings.model_copy(update={"api": "chat"})
-        self._known = known
+        self._known: VerdictStore[V] = known
         self._asked: dict[str, asyncio.Task[V | None]] = {}
         self._loop = SteadyLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
