@@ -6,8 +6,8 @@ import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, WrapValidator
 from typing_extensions import TypeAliasType
@@ -17,7 +17,7 @@ from treadle.datagen.exploration.drafts import Draft
 from treadle.retriever.config import EncoderSettings
 
 _WORD = re.compile(r"\w+")
-_PASSAGES_PER_BATCH = 256
+_QUERIES_PER_BATCH = 256
 _ROUNDING = 1e-9
 
 
@@ -42,18 +42,22 @@ class _DuplicateFilter(DraftFilter):
 
     def kept(self, drafts: Sequence[Draft]) -> list[Draft]:
         """See `DraftFilter`; of drafts that are alike the most confident stays, of equally confident ones the first."""
+        views = dict(zip((draft.key for draft in drafts), self._views([draft.query for draft in drafts]), strict=True))
         groups: defaultdict[str, list[Draft]] = defaultdict(list)
-        for draft in drafts:
+        for draft in sorted(drafts, key=lambda draft: -draft.confidence):
             groups[draft.seed_key if self.within == "seed" else ""].append(draft)
-        chosen = {
-            one.key
-            for group in groups.values()
-            for one in self._different(sorted(group, key=lambda draft: -draft.confidence))
-        }
+        chosen: set[str] = set()
+        for group in groups.values():
+            places = self._different([views[draft.key] for draft in group])
+            chosen |= {group[place].key for place in places}
         return [draft for draft in drafts if draft.key in chosen]
 
-    def _different(self, ranked: Sequence[Draft]) -> Iterable[Draft]:
-        """Yield each draft that is unlike all those yielded before."""
+    def _views(self, queries: Sequence[str]) -> Sequence[Any]:
+        """Return what is compared of each query."""
+        raise NotImplementedError
+
+    def _different(self, views: Sequence[Any]) -> Iterator[int]:
+        """Yield the place of each that is unlike all those yielded before."""
         raise NotImplementedError
 
 
@@ -65,12 +69,14 @@ class LexicalFilter(_DuplicateFilter):
     threshold: float = Field(default=0.8, gt=0.0, le=1.0)
     """Jaccard similarity of the sets of words at which two tasks are alike."""
 
-    def _different(self, ranked: Sequence[Draft]) -> Iterable[Draft]:
-        sets = [words_of(draft.query) for draft in ranked]
-        counts = Counter(word for words in sets for word in words)
+    def _views(self, queries: Sequence[str]) -> Sequence[Any]:
+        return [words_of(query) for query in queries]
+
+    def _different(self, views: Sequence[Any]) -> Iterator[int]:
+        counts = Counter(word for words in views for word in words)
         # Two sets that are alike share one of their rarest words: only those with one are compared.
         by_word: defaultdict[str, list[frozenset[str]]] = defaultdict(list)
-        for draft, words in zip(ranked, sets, strict=True):
+        for place, words in enumerate(views):
             rarest = sorted(words, key=lambda word: (counts[word], word))
             rarest = rarest[: len(words) - math.ceil(self.threshold * len(words) - _ROUNDING) + 1]
             others = (other for word in rarest for other in by_word[word])
@@ -78,7 +84,7 @@ class LexicalFilter(_DuplicateFilter):
                 continue
             for word in rarest:
                 by_word[word].append(words)
-            yield draft
+            yield place
 
 
 class EmbeddingFilter(_DuplicateFilter):
@@ -91,26 +97,29 @@ class EmbeddingFilter(_DuplicateFilter):
     encoder: EncoderSettings = EncoderSettings()
     """Encoder of text into vectors."""
 
-    def _different(self, ranked: Sequence[Draft]) -> Iterable[Draft]:
-        import numpy as np
-
+    def _views(self, queries: Sequence[str]) -> Sequence[Any]:
         from treadle.retriever.dense.encoders import normalized
         from treadle.retriever.dense.open_encoder import open_encoder
 
         encoder = open_encoder(self.encoder)
         try:
-            texts = [draft.query for draft in ranked]
-            starts = range(0, len(texts), _PASSAGES_PER_BATCH)
-            parts = [encoder.encode_passages(texts[start : start + _PASSAGES_PER_BATCH]) for start in starts]
+            starts = range(0, len(queries), _QUERIES_PER_BATCH)
+            return [
+                vector
+                for start in starts
+                for vector in normalized(encoder.encode_passages(queries[start : start + _QUERIES_PER_BATCH]))
+            ]
         finally:
             encoder.close()
-        vectors = normalized(np.concatenate(parts))
-        kept: list[int] = []
-        for place, draft in enumerate(ranked):
-            if kept and float(np.max(vectors[kept] @ vectors[place])) >= self.threshold:
-                continue
-            kept.append(place)
-            yield draft
+
+    def _different(self, views: Sequence[Any]) -> Iterator[int]:
+        import numpy as np
+
+        matrix, kept = np.stack(views), list[int]()
+        for place, vector in enumerate(views):
+            if not kept or float(np.max(matrix[kept] @ vector)) < self.threshold:
+                kept.append(place)
+                yield place
 
 
 def words_of(text: str) -> frozenset[str]:

@@ -7,7 +7,8 @@ import uuid
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-V = TypeVar("V", float, str)
+V = TypeVar("V")
+"""Type of the verdicts, which JSON can hold."""
 
 
 class VerdictStore(Generic[V]):

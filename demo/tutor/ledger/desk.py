@@ -102,8 +102,8 @@ class Desk:
                 self.balances[record["account"]] = int(record["balance"])
 
     def _account(self, facts: Record) -> None:
-        self.accounts[str(facts["holder"])] = str(facts["account"])
-        self.balances[str(facts["account"])] = int(facts["balance"])
+        holder, account, balance = str(facts["holder"]), str(facts["account"]), int(facts["balance"])
+        self.accounts[holder], self.balances[account] = account, balance
 
     def _order(self, facts: Record) -> None:
         order = Order(str(facts["order"]), str(facts["account"]), int(facts["amount"]), str(facts["status"]))

@@ -19,7 +19,7 @@ from support.tables.given_questions import TOKENIZER
 
 from treadle.tasks.planning.toml_lines import toml_lines
 
-NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "2"))
+NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "1"))
 AT_ONCE = 2
 RECIPE = """
 from typing import ClassVar
