@@ -102,7 +102,13 @@ def _draft(item: Any, seed_key: str, exploration: int) -> Draft | None:
     query, confidence, reference = item.get("query"), item.get("confidence"), item.get("reference")
     if isinstance(reference, str):
         reference = reference.splitlines()
+<<<<<<< HEAD
     if not isinstance(query, str) or not isinstance(reference, list) or not _is_number(confidence):
+=======
+    if not isinstance(confidence, int | float) or isinstance(confidence, bool):
+        return None
+    if not isinstance(query, str) or not isinstance(reference, list):
+>>>>>>> questioning
         return None
     if not all(isinstance(action, str) for action in reference):
         return None
