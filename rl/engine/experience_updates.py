@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 class ExperienceUpdates:
     """Open models on an event loop in a thread of its own, which works while the policy is trained."""
 
+    _author: Author
+
     def __init__(self, files: ExperienceFiles) -> None:
         self._files = files
         self._loop = SteadyLoop()
