@@ -179,6 +179,16 @@ class Rollout:
         self._truncated = False
         self._turn_rewards: list[float | None] = []
 
+    @property
+    def first_messages(self) -> Sequence[Mapping[str, str]]:
+        """Messages before the first turn, without a hint."""
+        return self._first_messages
+
+    @property
+    def first_tools(self) -> Sequence[ToolSchema]:
+        """Tools that the model knows from the start."""
+        return self._initial.tools
+
     async def advance(self) -> bool:
         """Run the next turn, or the pending reaction to the last one; return whether the rollout continues."""
         try:

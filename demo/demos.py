@@ -147,7 +147,7 @@ DEMOS: Mapping[str, Demo] = {
     "colbench": Demo(
         run="demo-colbench",
         config=_HERE / "colbench.toml",
-        world=ProgramsWorld(num_taught=360, num_train=100, num_heldout=60),
+        world=ProgramsWorld(num_taught=280, num_train=80, num_heldout=48),
         engines=("serve", "sft", "trl"),
         tutor_only={
             "flow": {"stages": ["rollouts", "scores", "report"], "models": ["tutor"]},

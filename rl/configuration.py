@@ -9,6 +9,7 @@ from treadle.rl.config import RlOptions
 from treadle.rl.curriculum import CurriculumSettings
 from treadle.rl.dpo.config import DpoOptions
 from treadle.rl.experience.settings import ExperienceOptions
+from treadle.rl.guided.settings import GuidedOptions
 from treadle.rl.preferences.settings import PreferencesOptions
 from treadle.rl.selection.settings import SelectionOptions
 
@@ -30,5 +31,7 @@ class RlTables(Section):
     """Stage `candidates`: how alternatives for turns are sampled."""
     advantages: AdvantagesOptions = AdvantagesOptions()
     """Stage `advantages`: how a critic scores these."""
+    guided_rollouts: GuidedOptions = GuidedOptions()
+    """Stage `guided_rollouts`: rollouts of which each turn is the critic's choice among candidates, a diagnostic."""
     dpo: DpoOptions = DpoOptions()
     """Stage `dpo`: how a critic or a policy is trained on pairs."""

@@ -29,6 +29,7 @@ SHIPPED: Mapping[str, str] = {
     "preferences": "treadle.rl.preferences.entry:PREFERENCES",
     "candidates": "treadle.rl.candidates.entry:CANDIDATES",
     "advantages": "treadle.rl.advantages.entry:ADVANTAGES",
+    "guided_rollouts": "treadle.rl.guided.entry:GUIDED_ROLLOUTS",
     "dpo": "treadle.rl.dpo.entry:DPO",
     "selection": "treadle.rl.selection.entry:SELECTION",
     "rl": "treadle.rl.training.entry:RL",

@@ -34,7 +34,7 @@ TREADLE = Path(sys.executable).with_name("treadle")
 START, POLICY = "start", "policy"
 BASELINES = ("rft", "dialogue")
 RUN = "colbench"
-NUM_TAUGHT, NUM_TRAIN = 450, 240
+NUM_TAUGHT, NUM_TRAIN = 450, 160
 """Tasks of the tutor's dialogues, and other tasks to train on, per seed."""
 LEAST_ACCURACY = 0.7
 """Smallest share of held-out pairs that the critic has to order rightly."""
@@ -124,7 +124,7 @@ def main() -> None:
     """Run all seeds, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each")
-    parser.add_argument("--heldout", type=int, default=200, help="held-out tasks per seed")
+    parser.add_argument("--heldout", type=int, default=80, help="held-out tasks per seed")
     parser.add_argument("--folder", type=Path, default=Path("outputs/colbench-small"), help="where runs are kept")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the runs")
     add_json_option(parser)

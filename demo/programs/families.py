@@ -1,7 +1,8 @@
 """Define the families of programs: what is asked for, the two details that are hidden, and the code that they decide.
 
 A request names a detail without its value, and the other one not at all. The first detail is a number, the second one
-of three options, so that a program for all details cannot be written from the request alone.
+of three options, so that a program for all details cannot be written from the request alone. An option is the name of a
+function that the program calls: a small model learns in minutes to write what it was told.
 """
 
 from __future__ import annotations
@@ -68,33 +69,29 @@ FAMILIES: Mapping[str, Family] = {
             bodies={"max": "max(xs) + {number}", "min": "min(xs) + {number}", "sum": "sum(xs) + {number}"},
         ),
         Family(
-            name="count",
+            name="check",
             parameter="xs",
-            purpose="how many of my {things} xs count",
+            purpose="a check of my {things} xs",
             number="limit",
             bodies={
-                "above": "sum(x > {number} for x in xs)",
-                "below": "sum(x < {number} for x in xs)",
-                "at": "sum(x == {number} for x in xs)",
+                "any": "any(x > {number} for x in xs)",
+                "all": "all(x > {number} for x in xs)",
+                "sum": "sum(x > {number} for x in xs)",
             },
         ),
         Family(
-            name="boxes",
+            name="code",
             parameter="n",
-            purpose="the boxes for n {things}",
-            number="size",
-            bodies={"floor": "n // {number}", "ceiling": "-(-n // {number})", "nearest": "round(n / {number})"},
+            purpose="the code of n {things}",
+            number="shift",
+            bodies={"bin": "bin(n + {number})", "oct": "oct(n + {number})", "hex": "hex(n + {number})"},
         ),
         Family(
-            name="price",
-            parameter="xs",
-            purpose="the price of one of my {things} xs",
-            number="factor",
-            bodies={
-                "first": "xs[0] * {number}",
-                "last": "xs[-1] * {number}",
-                "middle": "xs[len(xs) // 2] * {number}",
-            },
+            name="column",
+            parameter="s",
+            purpose="the column s of my {things}",
+            number="width",
+            bodies={"center": "s.center({number})", "ljust": "s.ljust({number})", "rjust": "s.rjust({number})"},
         ),
         Family(
             name="label",

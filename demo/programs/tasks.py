@@ -146,7 +146,7 @@ def _numbers(bits: int, salt: int, count: int) -> list[int]:
 
 
 def _lists(number: int, bits: int) -> list[object]:
-    """Return lists of different numbers, so that first, last and middle, and max, min and sum differ; two are short."""
+    """Return lists of different numbers, so that max, min and sum differ; two are short."""
     return [[number], _numbers(bits, 2, 2), *(_numbers(bits, salt, 3 + salt % 3) for salt in range(3, NUM_CALLS + 1))]
 
 
@@ -163,9 +163,13 @@ def _lists_around(number: int, bits: int) -> list[object]:
 
 
 def _amounts(number: int, bits: int) -> list[object]:
-    """Return amounts whose last box is full, hardly or almost full, or just below or above half full."""
-    remainders = (0, 1, number - 1, (number - 1) // 2, number // 2 + 1)
-    return [number * (1 + mix(bits, place, 1) % 9) + remainders[place % len(remainders)] for place in range(NUM_CALLS)]
+    """Return different amounts."""
+    return list(_numbers(bits, 1, NUM_CALLS))
+
+
+def _words(number: int, bits: int) -> list[object]:
+    """Return words that are shorter than any width."""
+    return [THINGS[mix(bits, place, 1) % len(THINGS)] for place in range(NUM_CALLS)]
 
 
 def _texts(number: int, bits: int) -> list[object]:
@@ -177,8 +181,8 @@ def _texts(number: int, bits: int) -> list[object]:
 
 _ARGUMENTS: Mapping[str, Callable[[int, int], list[object]]] = {
     "score": _lists,
-    "count": _lists_around,
-    "boxes": _amounts,
-    "price": _lists,
+    "check": _lists_around,
+    "code": _amounts,
+    "column": _words,
     "label": _texts,
 }

@@ -45,7 +45,7 @@ class ExperienceUpdates:
     def __enter__(self) -> ExperienceUpdates:
         self._thread.start()
         try:
-            self._author = self._submit(self._open()).result()
+            self._author: Author = self._submit(self._open()).result()
         except BaseException:
             self._stop()
             raise

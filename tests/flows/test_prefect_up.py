@@ -198,6 +198,7 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
         "experience",
         "candidates",
         "advantages",
+        "guided_rollouts",
         "dpo",
         "sft",
         "rl",

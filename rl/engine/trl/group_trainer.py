@@ -22,6 +22,8 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     """TRL's trainer with rows in the plan's order, Treadle's validation, and each group's prompt computed once."""
 
     control: Any
+    epsilon_low: Any
+    epsilon_high: Any
     plan: RlPlan
     rows: Sequence[Task]
     validate: Callable[[], dict[str, Any]]

@@ -152,7 +152,12 @@ def test_rerun_gives_the_same_rows_and_asks_nothing(desk: ExperienceDesk) -> Non
 def test_stage_needs_scored_rollouts_of_the_split_train(tmp_path: Path) -> None:
     desk = ExperienceDesk(tmp_path)
     desk.put({"x": (None,), "y": (1.0,)}, held_out=("y",))
-    with served(ScriptedAuthor(halving, valid)) as server, pytest.raises(StageFailed, match="held_out 1, no_score 1"):
+    with (
+        served(ScriptedAuthor(halving, valid)) as server,
+        pytest.raises(
+            StageFailed, match=r"there is no scored rollout of the split train to learn from .*held_out 1, no_score 1"
+        ),
+    ):
         desk.experience(server.url)
 
 

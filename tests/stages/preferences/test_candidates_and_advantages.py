@@ -114,6 +114,24 @@ def test_critic_alone_sees_hidden_information_and_spans_are_the_same(desk: Desk)
         assert not any(CANARY in desk.tokenizer.decode(prompt) for prompt in critic.seen)
 
 
+def test_equal_candidates_of_a_turn_are_scored_once(desk: Desk) -> None:
+    critic = TableScript(desk.tokenizer, likes_ones)
+    with (
+        served(TableScript(desk.tokenizer, num_sentences=2), codec=desk.tokenizer) as server,
+        served(critic, codec=desk.tokenizer) as other,
+    ):
+        bench = Bench(desk, server, other)
+        bench.candidates(num_candidates=8)
+        bench.advantages()
+    texts = {(row["turn_key"], row["candidate"]): row["text"] for row in desk.rows("1/candidates", "candidates")}
+    scored = desk.rows("1/advantages", "advantages")
+    assert len(scored) == len(texts) > len(critic.seen) == len({(turn, text) for (turn, _), text in texts.items()})
+    assert all(
+        row["advantage"] == pytest.approx(0.5 * texts[row["turn_key"], row["candidate"]].count("1") / row["num_tokens"])
+        for row in scored
+    )
+
+
 @pytest.mark.covers("sweet-19")
 def test_pairs_of_turns_prefer_the_higher_advantage_and_never_show_hidden_information(desk: Desk) -> None:
     critic = TableScript(desk.tokenizer, likes_ones)

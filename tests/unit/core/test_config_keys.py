@@ -42,7 +42,9 @@ from treadle.web.record.table import write_record
 REVISABLE = (
     ("scores", "judges"), ("scores", "redundancy"), ("scores", "best_of"), ("scores", "max_error_rate"), ("report",),
     ("rollouts", "samples_per_question"), ("rollouts", "max_questions"), ("rollouts", "max_questions_per_dataset"),
-    ("rollouts", "datasets"), ("rollouts", "split"), ("scorers",),
+    ("rollouts", "datasets"), ("rollouts", "split"), ("scorers",), ("guided_rollouts", "samples_per_question"),
+    ("guided_rollouts", "max_questions"), ("guided_rollouts", "max_questions_per_dataset"),
+    ("guided_rollouts", "datasets"), ("guided_rollouts", "split"),
 )  # fmt: skip
 
 OPERATIONAL = """
@@ -84,6 +86,8 @@ ExperienceOptions.max_total_tokens ExperienceOptions.pending_pause_s ExperienceO
 ExperienceOptions.pool DpoOptions.devices DpoOptions.gradient_checkpointing DpoOptions.num_devices
 DpoOptions.per_device_batch_size DpoOptions.preset DpoOptions.save_steps DpoOptions.stall_timeout_s DpoOptions.threads
 DpoOptions.trackers DpoOptions.variant
+GuidedOptions.max_concurrent GuidedOptions.max_cost GuidedOptions.max_total_tokens GuidedOptions.pending_pause_s
+GuidedOptions.pending_retries GuidedOptions.shards GuidedOptions.wall_limit_s
 PlanningSearchSettings.cache_folder PlanningSearchSettings.corpus PlanningSearchSettings.index_folder
 PlanningSearchSettings.num_threads
 CodeSandboxSettings.interpreter CodeSandboxSettings.max_running CodeSandboxSettings.pool_size
@@ -202,6 +206,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "SelectionOptions.quotas": ({"qa": 5},),
     "RlOptions.shares": ({"default": 1.0},),
     "JudgeReward.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
+    "AttributionCredit.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
     "ReportSettings.prices": ({"near": {"prompt_per_million": 1.0, "completion_per_million": 2.0}},),

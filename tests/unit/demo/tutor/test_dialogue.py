@@ -116,13 +116,13 @@ def test_human_tells_only_what_is_asked_for() -> None:
 
 
 def test_human_replies_to_the_last_message_of_the_agent() -> None:
-    details = Details(FAMILIES["price"], "boats", 31, "last")
+    details = Details(FAMILIES["check"], "boats", 31, "all")
     prompt = (
-        f"Hidden code:\n{details.program}\n\nhuman:I need it.\n\nagent:What is the factor?\n\nhuman:The factor is 31."
+        f"Hidden code:\n{details.program}\n\nhuman:I need it.\n\nagent:What is the limit?\n\nhuman:The limit is 31."
     )
-    assert human_reply(f"{prompt}\n\nagent:Is it first, last or middle?\n\nhuman:") == "It is last."
+    assert human_reply(f"{prompt}\n\nagent:Is it any, all or sum?\n\nhuman:") == "It is all."
     assert human_reply(f"{prompt}\n\nagent: Hello!") == UNKNOWN
-    assert human_reply("agent: What is the factor?") == UNKNOWN, "nothing is known without the code"
+    assert human_reply("agent: What is the limit?") == UNKNOWN, "nothing is known without the code"
 
 
 def test_asker_gives_up_on_a_human_who_does_not_tell(writer: ReplyWriter) -> None:
