@@ -37,7 +37,7 @@ class TaskVerdicts:
         """Keys of the tasks with verdicts."""
         return list(self._by_task)
 
-    def means(self, tasks: Iterable[str]) -> list[Verdict]:
+    def means(self, tasks: Iterable[str]) -> list[tuple[float, float]]:
         """Return the mean score of each task, and the share of its rollouts that are right."""
         found = (self._by_task[task] for task in tasks)
         return [(_mean(score for score, _ in one), _mean(right for _, right in one)) for one in found]
@@ -65,7 +65,7 @@ def comparison(guided: TaskVerdicts, plain: TaskVerdicts) -> dict[str, float]:
     return metrics
 
 
-def _metrics(prefix: str, means: Sequence[Verdict]) -> dict[str, float]:
+def _metrics(prefix: str, means: Sequence[tuple[float, float]]) -> dict[str, float]:
     if not means:
         return {}
     return {

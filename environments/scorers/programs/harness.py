@@ -236,8 +236,8 @@ class Limit:
         left_s: float = self._task["limit_s"] - (time.monotonic() - self._began)
         if left_s > 0:
             return left_s
-        stall_s = self._task["stall_s"] + left_s
-        own_s = self._task["limit_s"] - (cpu_s(self._process) - self._used_s)
+        stall_s: float = self._task["stall_s"] + left_s
+        own_s: float = self._task["limit_s"] - (cpu_s(self._process) - self._used_s)
         if stall_s <= 0 or own_s <= 0:
             return 0.0
         return min(stall_s, max(own_s, MIN_WAIT_S), MAX_WAIT_S)
