@@ -127,6 +127,7 @@ def test_forged_values_are_no_error(value: Any) -> None:
     for compare in (same, same_legacy):
         assert not compare(value, encoded(1)) and not compare(encoded([1]), value)
     assert isinstance(shown(value), str)
+    assert not same(["bool", 1], encoded(True)) and not same(["str", 1], ["str", "1"])
     deep: list[Any] = ["int", "0x1"]
     for _ in range(100_000):
         deep = ["list", [deep]]
