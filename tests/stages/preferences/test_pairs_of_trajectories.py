@@ -118,3 +118,12 @@ def test_equal_rollouts_and_those_of_another_tokenizer_are_not_paired(tmp_path: 
     put_rows(desk.run, "1/rollouts@base", ROLLOUTS, rows)
     with pytest.raises(StageFailed, match=r"the prompt of rollout \w+ has other token ids than its messages"):
         desk.pairs("dialogue")
+
+
+def test_rollouts_that_infrastructure_ended_are_not_the_worse_ones(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.put({"a": (1.0, 0.0)})
+    scores = desk.rows("1/scores@base", "scores")
+    put_rows(desk.run, "1/scores@base", SCORES, [scores[0], scores[1] | {"status": "failed"}])
+    with pytest.raises(StageFailed, match="no pair among the rollouts of 1 tasks"):
+        desk.pairs("dialogue")
