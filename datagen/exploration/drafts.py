@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from treadle.core.chat_turns import well_formed
 from treadle.core.config import digest_json
@@ -102,13 +102,9 @@ def _draft(item: Any, seed_key: str, exploration: int) -> Draft | None:
     query, confidence, reference = item.get("query"), item.get("confidence"), item.get("reference")
     if isinstance(reference, str):
         reference = reference.splitlines()
-<<<<<<< HEAD
-    if not isinstance(query, str) or not isinstance(reference, list) or not _is_number(confidence):
-=======
     if not isinstance(confidence, int | float) or isinstance(confidence, bool):
         return None
     if not isinstance(query, str) or not isinstance(reference, list):
->>>>>>> questioning
         return None
     if not all(isinstance(action, str) for action in reference):
         return None
@@ -119,10 +115,6 @@ def _draft(item: Any, seed_key: str, exploration: int) -> Draft | None:
     if len(asked) > MAX_QUERY_CHARS or len(actions) > MAX_REFERENCE_STEPS or _length(actions) > MAX_REFERENCE_CHARS:
         return None
     return Draft(seed_key, asked, actions, float(confidence), exploration)
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _length(actions: tuple[str, ...]) -> int:
