@@ -24,6 +24,8 @@ class OutcomeCredit(CreditRule):
 
     def advantages(self, group: CreditGroup) -> list[float]:
         """See `CreditRule`."""
+        if len(group.rewards) == 1:  # as verl has it, for groups of one next to a critic
+            return [item.reward for item in group.rewards]
         return scored_advantages(group.rewards)
 
 
@@ -43,7 +45,7 @@ def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list
 def scored_advantages(rewards: Sequence[RewardedItem]) -> list[float]:
     """Return the advantages within a group; those without a score have none, and do not count in the statistics."""
     scored = [one.reward for one in rewards if one.scored]
-    if len(scored) == 1 < len(rewards):
+    if len(scored) < 2:
         return [0.0] * len(rewards)  # there is nothing to compare it with
-    values = iter(group_advantages(scored) if scored else ())
+    values = iter(group_advantages(scored))
     return [next(values) if one.scored else 0.0 for one in rewards]
