@@ -155,6 +155,9 @@ class _HintedSource:
         rollouts = replace(rollouts, runtime=HintedRuntime(rollouts.runtime, hints))
         self.made = asyncio.run(require_groups(rollouts, CONTRACT_JOBS[:2]))
 
+    def credited(self, groups: list[ScoredGroup], step: int) -> list[ScoredGroup]:
+        return groups
+
     def step(self, step: int, rows: list[Task], first: int) -> list[ScoredGroup]:
         """Return both, in the order that is asked for."""
         by_key = {group.question.key: group for group in self.made}
