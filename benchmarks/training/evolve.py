@@ -17,19 +17,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.parts.figures import Figure, add_json_option, publish
+from benchmarks.parts.solved import change_figures, pooled, solved_figures
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.demo.embedded_model import embedded_tokenizer
-from treadle.demo.evolve.results import HeldOutRollout, heldout_rollouts
+from treadle.demo.evolve.results import heldout_rollouts
 from treadle.demo.evolve.world import LedgerWorld
-from treadle.demo.results import compared
-from treadle.eval.statistics import ratio_interval
 from treadle.tasks.planning.toml_lines import toml_lines
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "evolve-small.toml"
@@ -42,11 +40,6 @@ NEITHER = ('rl.experience.rollout_mode="woexp"', 'rl.credit="outcome"')
 TRAINING = Address(1, "rl", "phase-1")
 LEAST_TASKS, LEAST_STEPS = 100, 24
 """Smallest number of held-out tasks, and of steps of each training, that the figures have to be over."""
-NUM_SAMPLES = 10_000
-"""Samples of the bootstrap."""
-
-Rollouts = Mapping[str, Sequence[HeldOutRollout]]
-"""Task -> its rollouts with a model."""
 
 
 def run_seed(folder: Path, seed: int, options: argparse.Namespace) -> dict[str, Run]:
@@ -78,44 +71,6 @@ def _copy(root: Path, to: Path) -> None:
     shutil.copytree(root, part, ignore=shutil.ignore_patterns("artifacts"))
     shutil.copytree(root / "artifacts", part / "artifacts", copy_function=os.link)
     part.rename(to)
-
-
-def pooled(runs: Iterable[Run], model: str) -> Rollouts:
-    """Return the rollouts of a model over all seeds, by seed and held-out task."""
-    return {
-        f"{number}/{key}": rollouts
-        for number, run in enumerate(runs)
-        for key, rollouts in heldout_rollouts(run, model).items()
-    }
-
-
-def model_figures(name: str, rollouts: Rollouts) -> list[Figure]:
-    """Return what a model solves, and the messages that it writes."""
-    solved = [(fmean(one.is_solved for one in group), 1.0) for group in rollouts.values()]
-    interval = ratio_interval(solved, num_samples=NUM_SAMPLES, seed=0)
-    messages = fmean(one.num_turns for one in chain.from_iterable(rollouts.values()))
-    return [
-        Figure(name=f"{name}: held-out tasks", value=len(rollouts), unit="tasks", at_least=LEAST_TASKS),
-        Figure(name=f"{name}: solved", value=interval.mean),
-        Figure(name=f"{name}: solved, lower end", value=interval.low),
-        Figure(name=f"{name}: solved, upper end", value=interval.high),
-        Figure(name=f"{name}: messages", value=messages, unit="messages"),
-    ]
-
-
-def change_figures(name: str, before: Rollouts, after: Rollouts) -> list[Figure]:
-    """Return by how much what is solved differs, task by task."""
-    first, second = (
-        {key: [float(one.is_solved) for one in group] for key, group in given.items()} for given in (before, after)
-    )
-    difference = compared(first, second).difference
-    low, high = difference.ends
-    assert low is not None and high is not None
-    return [
-        Figure(name=f"{name}: solved", value=difference.mean),
-        Figure(name=f"{name}: lower end", value=low),
-        Figure(name=f"{name}: upper end", value=high),
-    ]
 
 
 def training_figures(name: str, runs: Iterable[Run]) -> list[Figure]:
@@ -156,12 +111,12 @@ def main() -> None:
     options = parser.parse_args()
     seeds = [run_seed(options.folder / f"seed-{seed}", seed, options) for seed in options.seeds]
     runs = {name: [made[name] for made in seeds] for name in (EVOLVER, PLAIN)}
-    start = pooled(runs[EVOLVER], START)
-    policies = {name: pooled(of_name, POLICY) for name, of_name in runs.items()}
-    figures = model_figures(START, start)
+    start = pooled(runs[EVOLVER], lambda run: heldout_rollouts(run, START))
+    policies = {name: pooled(of_name, lambda run: heldout_rollouts(run, POLICY)) for name, of_name in runs.items()}
+    figures = solved_figures(START, start, LEAST_TASKS)
     for name, of_name in runs.items():
         figures += training_figures(name, of_name)
-        figures += model_figures(name, policies[name])
+        figures += solved_figures(name, policies[name], LEAST_TASKS)
         figures += change_figures(f"{name} minus start", start, policies[name])
     figures += change_figures("evolver minus plain", policies[PLAIN], policies[EVOLVER])
     publish(figures, options.json)
