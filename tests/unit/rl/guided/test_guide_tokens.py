@@ -1,4 +1,4 @@
-"""Tokens of a guided rollout beside those of its turns, from its cached units."""
+"""Tokens of a guided rollout apart from those of its turns, from its cached units."""
 
 from __future__ import annotations
 
