@@ -147,7 +147,7 @@ DEMOS: Mapping[str, Demo] = {
     "colbench": Demo(
         run="demo-colbench",
         config=_HERE / "colbench.toml",
-        world=ProgramsWorld(num_taught=280, num_train=80, num_heldout=48),
+        world=ProgramsWorld(num_taught=260, num_train=72, num_heldout=40),
         engines=("serve", "sft", "trl"),
         tutor_only={
             "flow": {"stages": ["rollouts", "scores", "report"], "models": ["tutor"]},
