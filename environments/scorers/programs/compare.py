@@ -37,9 +37,25 @@ def _same(value: Any, expected: Any, tolerance: float) -> bool:
     if value and expected and value[0] == expected[0] == "complex":
         pairs = zip(value[1:], expected[1:], strict=True)
         return all(_same_number(float.fromhex(a), float.fromhex(b), tolerance) for a, b in pairs)
+    if value and expected and value[0] == expected[0] and value[0] in ("set", "dict"):
+        return _same_items(sorted(value[1], key=_order), sorted(expected[1], key=_order), tolerance)
+    return _same_items(value, expected, tolerance)
+
+
+def _same_items(value: Sequence[Any], expected: Sequence[Any], tolerance: float) -> bool:
     return len(value) == len(expected) and all(
         _same(one, other, tolerance) for one, other in zip(value, expected, strict=True)
     )
+
+
+def _order(value: Any) -> Any:
+    """Return what sorts encoded values with numbers by value, so that 2 and 2.0 have the same place."""
+    if not isinstance(value, list):
+        return value
+    if value and value[0] in _NUMBERS:
+        number = _number(value)
+        return ("number", number != number, 0 if number != number else number)
+    return tuple(map(_order, value))
 
 
 def _number(value: Encoded) -> int | float:
