@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,14 @@ def test_value_equals_itself(value: Any) -> None:
         (np.float32(2), 2.0, True, True),
         (np.bool_(True), True, True, True),
         (Decimal("1.5"), Decimal("1.5"), True, True),
+        (Decimal("1.50"), Decimal("1.5"), True, True),
+        ({Decimal("1.50"): 1, Decimal("1.10"): 2}, {Decimal("1.5"): 1, Decimal("1.1"): 2}, True, True),
+        (Decimal("1.5"), Decimal("1.6"), False, False),
+        (Decimal("nan"), Decimal("nan"), True, False),
+        (Decimal("sNaN"), Decimal("sNaN"), True, False),
+        (Decimal(2), 2, False, True),
+        (Fraction(1, 2), Fraction(2, 4), True, True),
+        (Fraction(1, 2), 0.5, False, True),
         (date(2024, 1, 2), date(2024, 1, 2), True, True),
         (Counter("aab"), {"a": 2, "b": 1}, True, True),
         (OrderedDict(a=1), {"a": 1}, True, True),
@@ -129,7 +138,12 @@ def test_objects_of_equal_classes_are_equal_by_their_attributes() -> None:
     assert shown(encoded(Point(1))) == "Point({'x': 1})"
 
 
-@pytest.mark.parametrize("value", [[], ["int"], ["int", "zz"], ["dict", 3], ["list", [["list"]]], [[]], ["float", "x"]])
+FORGED_NUMBERS = (["text", "Decimal", "x"], ["text", "Decimal"], ["text", "Fraction", "1e999999999"])
+
+
+@pytest.mark.parametrize(
+    "value", [[], ["int"], ["int", "zz"], ["dict", 3], ["list", [["list"]]], [[]], ["float", "x"], *FORGED_NUMBERS]
+)
 def test_forged_values_are_no_error(value: Any) -> None:
     for compare in (same, same_legacy):
         assert not compare(value, encoded(1)) and not compare(encoded([1]), value)
