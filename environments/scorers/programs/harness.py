@@ -11,6 +11,7 @@ take longer, by `stall_s` seconds for all calls together; a call that sleeps use
 
 import contextlib
 import ctypes
+import enum
 import hashlib
 import json
 import math
@@ -68,7 +69,9 @@ def of_set(value: Any) -> list[Any]:
 
 
 def of_object(value: Any) -> list[Any]:
-    """Return the attributes of an instance of a class that the program defines, by its name."""
+    """Return the attributes of an instance of a class that the program defines, by its name; of an enum its member."""
+    if isinstance(value, enum.Enum):
+        return ["object", type(value).__name__, encoded(value.name)]
     attributes = getattr(type(value), "__slots__", None)
     if isinstance(attributes, (tuple, list)):
         found = {name: getattr(value, name) for name in attributes if hasattr(value, name)}

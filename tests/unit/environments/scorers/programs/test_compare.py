@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from enum import Enum
 from fractions import Fraction
 from typing import Any
 
@@ -136,6 +137,14 @@ def test_objects_of_equal_classes_are_equal_by_their_attributes() -> None:
     Point.__module__ = "solution"
     assert same(encoded(Point(1)), encoded(Point(1))) and not same(encoded(Point(1)), encoded(Point(2)))
     assert shown(encoded(Point(1))) == "Point({'x': 1})"
+
+
+def test_members_of_equal_enums_are_equal_by_their_names() -> None:
+    colors, others = (Enum("Color", names, module="solution") for names in (["RED", "BLUE"], ["BLUE", "RED"]))
+    red = encoded(colors["RED"])
+    assert same(red, encoded(others["RED"])) and not same(red, encoded(colors["BLUE"]))
+    assert same(encoded({colors["RED"]: 1}), encoded({others["RED"]: 1})) and not same_legacy(red, red)
+    assert shown(red) == "Color('RED')"
 
 
 FORGED_NUMBERS = (["text", "Decimal", "x"], ["text", "Decimal"], ["text", "Fraction", "1e999999999"])
