@@ -108,7 +108,7 @@ class _Unequal:
 
 @dataclass(frozen=True, eq=False)
 class _Array:
-    """Array of numpy or pandas: a comparison has a truth value only for one element."""
+    """Array of numpy or index of pandas: a comparison has a truth value only for one element."""
 
     items: Sequence[Any]
 
@@ -140,7 +140,9 @@ def _decoded(value: Encoded) -> Any:
         return _exact(content, value[2])
     if kind in ("text", "large"):
         return (kind, *value[1:])
-    return _Array([_decoded(one) for one in value[2]]) if kind in ("array", "series") else _Unequal()
+    # Comparisons of pandas' tables and columns have no truth value, not even for one element; an index is an array.
+    is_array = kind == "array" or (kind == "series" and not content)
+    return _Array([_decoded(one) for one in value[2]]) if is_array else _Unequal()
 
 
 def _exact(name: str, text: str) -> Any:

@@ -95,7 +95,9 @@ def of_pandas(value: Any) -> list[Any]:
     """Return a table, a column or an index; missing values are all equal."""
     name = type(value).__name__
     if name == "DataFrame":
-        columns = [[encoded(column), [encoded(one) for one in value[column].tolist()]] for column in value.columns]
+        # By place, since names of columns may be repeated.
+        values = [[encoded(one) for one in value.iloc[:, place].tolist()] for place in range(len(value.columns))]
+        columns = [[encoded(name), content] for name, content in zip(value.columns, values, strict=True)]
         return ["frame", [encoded(one) for one in value.index.tolist()], columns]
     if hasattr(value, "tolist"):
         index = value.index.tolist() if name == "Series" else []

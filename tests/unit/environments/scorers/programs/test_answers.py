@@ -76,6 +76,8 @@ def test_answer_is_the_marked_one_or_the_last_turn_of_a_full_dialogue() -> None:
     assert (
         answer_of(stored(("answer", "I WANT TO ANSWER: a"), ("user", "x"), ("answer", "I WANT TO ANSWER: b"))) == " b"
     )
+    twice = ColbenchDialect().segments("ok I WANT TO ANSWER:\ncode1 I WANT TO ANSWER: code2")
+    assert answer_of(stored(*((one.kind, one.text) for one in twice))) == "\ncode1 "
     turns = (("text", "What?"), ("frame", ""), ("user", "x"), ("private", "hm OUTPUT:"), ("text", " c"))
     assert answer_of(stored(*turns, status="max_turns")) == " c"
     assert answer_of(stored(*turns, status="context_full")) is None

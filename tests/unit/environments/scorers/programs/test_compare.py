@@ -84,6 +84,10 @@ def test_value_equals_itself(value: Any) -> None:
         (defaultdict(int, a=1), {"a": 1}, True, True),
         pytest.param(2**70_000, 2**70_000, True, True, id="huge"),
         (range(3), range(3), True, True),
+        (1 + 2j, 1 + 2j, True, True),
+        (1 + 2j, 1 + 3j, False, False),
+        (1e-12, 0.0, True, False),
+        ({math.nan, 0}, {math.nan, 0.0}, True, False),
     ],
 )
 def test_rules_of_each_profile(one: Any, other: Any, strict: bool, legacy: bool) -> None:
@@ -137,6 +141,44 @@ def test_objects_of_equal_classes_are_equal_by_their_attributes() -> None:
     Point.__module__ = "solution"
     assert same(encoded(Point(1)), encoded(Point(1))) and not same(encoded(Point(1)), encoded(Point(2)))
     assert shown(encoded(Point(1))) == "Point({'x': 1})"
+
+
+def test_objects_with_slots_are_equal_by_them() -> None:
+    class Point:
+        __slots__ = ("x", "y")
+
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    Point.__module__ = "solution"
+    assert same(encoded(Point(1)), encoded(Point(1))) and not same(encoded(Point(1)), encoded(Point(2)))
+
+
+def test_tables_and_columns_of_pandas_are_equal_by_content_and_names() -> None:
+    pandas = pytest.importorskip("pandas")
+    series, frame = pandas.Series, pandas.DataFrame
+    repeated = ["a", "a"]
+    equal = [
+        (series([1, None]), series([1.0, math.nan])),
+        (frame({"a": [1], "b": ["x"]}), frame({"a": [1.0], "b": ["x"]})),
+        (frame([[1, 2]], columns=repeated), frame([[1, 2]], columns=repeated)),
+        (pandas.Index([1]), pandas.Index([1])),
+        (pandas.NaT, pandas.NaT),
+    ]
+    different = [
+        (series([1], index=["a"]), series([1], index=["b"])),
+        (series([1]), series([2])),
+        (frame({"a": [1]}), frame({"b": [1]})),
+        (frame([[1, 2]], columns=repeated), frame([[1, 3]], columns=repeated)),
+        (frame({"a": [1]}, index=[0]), frame({"a": [1]}, index=[1])),
+    ]
+    assert all(same(encoded(one), encoded(other)) for one, other in equal)
+    assert not any(same(encoded(one), encoded(other)) for one, other in different)
+    assert same_legacy(encoded(pandas.Index([1])), encoded(pandas.Index([1])))
+    for one in (series([1]), frame({"a": [1]}), pandas.Index([1, 2])):
+        with pytest.raises(ValueError, match="truth value"):
+            bool(one == one)
+        assert not same_legacy(encoded(one), encoded(one))
 
 
 def test_members_of_equal_enums_are_equal_by_their_names() -> None:
