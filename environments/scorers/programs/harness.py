@@ -72,11 +72,14 @@ def of_object(value: Any) -> list[Any]:
     """Return the attributes of an instance of a class that the program defines, by its name; of an enum its member."""
     if isinstance(value, enum.Enum):
         return ["object", type(value).__name__, encoded(value.name)]
-    attributes = getattr(type(value), "__slots__", None)
-    if isinstance(attributes, (tuple, list)):
-        found = {name: getattr(value, name) for name in attributes if hasattr(value, name)}
-    else:
-        found = object.__getattribute__(value, "__dict__")
+    found = {}
+    for base in type.__dict__["__mro__"].__get__(type(value)):
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if name != "__dict__" and hasattr(value, name):
+                found[name] = getattr(value, name)
+    with contextlib.suppress(AttributeError):
+        found |= object.__getattribute__(value, "__dict__")
     return ["object", type(value).__name__, of_mapping(found)]
 
 

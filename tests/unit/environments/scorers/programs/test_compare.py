@@ -150,8 +150,18 @@ def test_objects_with_slots_are_equal_by_them() -> None:
         def __init__(self, x: int) -> None:
             self.x = x
 
-    Point.__module__ = "solution"
-    assert same(encoded(Point(1)), encoded(Point(1))) and not same(encoded(Point(1)), encoded(Point(2)))
+    class Weighted(Point):
+        __slots__ = "weight"
+
+    class Named(Weighted):
+        pass
+
+    for kind in (Point, Weighted, Named):
+        kind.__module__ = "solution"
+        assert same(encoded(kind(1)), encoded(kind(1))) and not same(encoded(kind(1)), encoded(kind(2)))
+    named, other = Named(1), Named(1)
+    named.name, other.name = "a", "b"  # type: ignore[attr-defined]
+    assert not same(encoded(named), encoded(other))
 
 
 def test_tables_and_columns_of_pandas_are_equal_by_content_and_names() -> None:
