@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 from treadle.core.answers.extraction import ANSWER, SYSTEM_KINDS
 from treadle.environments.colbench.dialect import FINAL
@@ -15,7 +16,12 @@ BLOCKED = (
 """Texts that make an answer worthless in the profile `legacy`, wherever they occur."""
 _TAG = re.compile(r"\A\s*<answer>|</answer>\s*\Z")
 _CODE_LINE = re.compile(r"(?:async\s+def|def|class|import|from|@)\b|@|[A-Za-z_]\w*\s*[=(\[.:]|[)\]}#]|if\b|for\b|try\b")
-_FIRST_LINE = re.compile(r"^(?:async\s+def|def|class|import|from)\s|^@\w", re.MULTILINE)
+_FIRST_LINE = re.compile(
+    r"^(?:async\s+def|def|class|import|from)\s|^@\w|^try:[ \t\r]*$"
+    r"|^[A-Za-z_]\w*(?:[ \t]*,[ \t]*[A-Za-z_]\w*)*[ \t]*=(?!=)|^[A-Z_][A-Z0-9_]*[ \t]*:[^=\n]*=(?!=)",
+    re.MULTILINE,
+)
+"""Line that begins a program; constants may precede the function that uses them."""
 
 
 def answer_of(rollout: StoredRollout) -> str | None:
@@ -46,12 +52,16 @@ def find_program(answer: str, function: str) -> str:
     if not fences:
         return _bare_program(answer)
     defines = re.compile(rf"^\s*(?:async\s+)?def\s+{re.escape(function)}\b", re.MULTILINE)
-    defining = [fence.text for fence in fences if function and defines.search(fence.text)]
-    return defining[-1] if defining else "\n".join(fence.text for fence in fences)
+    texts = [_unindented(fence.text) for fence in fences]
+    defining = [text for text in texts if function and defines.search(text)]
+    return defining[-1] if defining else "\n".join(texts)
 
 
 def _bare_program(answer: str) -> str:
     """Return the lines from the first one that begins a program to the last one that belongs to it."""
+    # The first line may follow the marker in the same line, with a space that is no indentation.
+    is_own_line = answer.lstrip(" \t").startswith(("\r", "\n"))
+    answer = _unindented(answer) if is_own_line else answer.lstrip(" \t")
     first = _FIRST_LINE.search(answer)
     if first is None:
         return answer
@@ -59,6 +69,11 @@ def _bare_program(answer: str) -> str:
     while len(lines) > 1 and not _belongs(lines[-1]):
         lines.pop()
     return "\n".join(lines)
+
+
+def _unindented(text: str) -> str:
+    """Return a text without the indentation of its first line, if all lines have it."""
+    return textwrap.dedent(text) if text.strip("\r\n")[:1] in (" ", "\t") else text
 
 
 def _belongs(line: str) -> bool:

@@ -6,13 +6,17 @@ Values are data here: no code of a program runs, so no object can claim to be eq
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 Encoded = Sequence[Any]
 """A list of a kind and its content; see `treadle.environments.scorers.programs.harness.encoded`."""
 _NUMBERS = ("int", "float")
+_FRACTION = re.compile(r"-?[0-9]+(?:/[0-9]+)?")
 _MAX_SHOWN_CHARS = 300
 _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "dict": ("{", "}")}
 
@@ -25,7 +29,7 @@ def same(value: Encoded, expected: Encoded, tolerance: float = 0.0) -> bool:
     """
     try:
         return _same(value, expected, tolerance)
-    except (TypeError, ValueError, IndexError, RecursionError, OverflowError):
+    except (TypeError, ValueError, IndexError, RecursionError, ArithmeticError):
         return False
 
 
@@ -37,9 +41,37 @@ def _same(value: Any, expected: Any, tolerance: float) -> bool:
     if value and expected and value[0] == expected[0] == "complex":
         pairs = zip(value[1:], expected[1:], strict=True)
         return all(_same_number(float.fromhex(a), float.fromhex(b), tolerance) for a, b in pairs)
+    if value and expected and value[0] == expected[0] == "text" and value[1] == expected[1] == "Decimal":
+        return _same_decimal(_exact(*value[1:]), _exact(*expected[1:]))
+    if value and expected and value[0] == expected[0] and value[0] in ("set", "dict"):
+        return _same_items(sorted(value[1], key=_order), sorted(expected[1], key=_order), tolerance)
+    return _same_items(value, expected, tolerance)
+
+
+def _same_items(value: Sequence[Any], expected: Sequence[Any], tolerance: float) -> bool:
     return len(value) == len(expected) and all(
         _same(one, other, tolerance) for one, other in zip(value, expected, strict=True)
     )
+
+
+def _same_decimal(one: Any, other: Any) -> bool:
+    """Return whether two decimals are equal, whatever the zeros at their ends."""
+    if one.is_nan() or other.is_nan():
+        return bool(one.is_nan() and other.is_nan())
+    return bool(one == other)
+
+
+def _order(value: Any) -> Any:
+    """Return what sorts encoded values with numbers by value, so that 2 and 2.0 have the same place."""
+    if not isinstance(value, list):
+        return value
+    if value and value[0] in _NUMBERS:
+        number = _number(value)
+        return ("number", number != number, 0 if number != number else number)
+    if value and value[:2] == ["text", "Decimal"]:
+        number = _exact(*value[1:])
+        return ("decimal", number.is_nan(), 0 if number.is_nan() else number)
+    return tuple(map(_order, value))
 
 
 def _number(value: Encoded) -> int | float:
@@ -61,7 +93,7 @@ def same_legacy(value: Encoded, expected: Encoded) -> bool:
     """
     try:
         return bool(_decoded(value) == _decoded(expected))
-    except (TypeError, ValueError, IndexError, KeyError, RecursionError, OverflowError):
+    except (TypeError, ValueError, IndexError, KeyError, RecursionError, ArithmeticError):
         return False
 
 
@@ -76,7 +108,7 @@ class _Unequal:
 
 @dataclass(frozen=True, eq=False)
 class _Array:
-    """Array of numpy or pandas: a comparison has a truth value only for one element."""
+    """Array of numpy or index of pandas: a comparison has a truth value only for one element."""
 
     items: Sequence[Any]
 
@@ -104,9 +136,25 @@ def _decoded(value: Encoded) -> Any:
         return _decoded_items(kind, content)
     if kind == "dict":
         return {_decoded(key): _decoded(one) for key, one in content or ()}
+    if kind == "text" and content in ("Decimal", "Fraction"):
+        return _exact(content, value[2])
     if kind in ("text", "large"):
         return (kind, *value[1:])
-    return _Array([_decoded(one) for one in value[2]]) if kind in ("array", "series") else _Unequal()
+    # Comparisons of pandas' tables and columns have no truth value, not even for one element; an index is an array.
+    is_array = kind == "array" or (kind == "series" and not content)
+    return _Array([_decoded(one) for one in value[2]]) if is_array else _Unequal()
+
+
+def _exact(name: str, text: str) -> Any:
+    """Return an exact number. Raises ValueError and ArithmeticError.
+
+    A fraction with an exponent is refused, since its digits could fill the memory.
+    """
+    if name == "Decimal":
+        return Decimal(text)
+    if not _FRACTION.fullmatch(text):
+        raise ValueError("not a fraction")
+    return Fraction(text)
 
 
 def _decoded_items(kind: str, content: Any) -> Any:
@@ -122,7 +170,7 @@ def shown(value: Encoded | None) -> str | None:
         return None
     try:
         text = _shown(value)
-    except (TypeError, ValueError, IndexError, RecursionError, OverflowError):
+    except (TypeError, ValueError, IndexError, RecursionError, ArithmeticError):
         text = "a value that cannot be shown"
     return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 1] + "…"
 

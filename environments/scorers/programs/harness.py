@@ -11,6 +11,7 @@ take longer, by `stall_s` seconds for all calls together; a call that sleeps use
 
 import contextlib
 import ctypes
+import enum
 import hashlib
 import json
 import math
@@ -68,12 +69,17 @@ def of_set(value: Any) -> list[Any]:
 
 
 def of_object(value: Any) -> list[Any]:
-    """Return the attributes of an instance of a class that the program defines, by its name."""
-    attributes = getattr(type(value), "__slots__", None)
-    if isinstance(attributes, (tuple, list)):
-        found = {name: getattr(value, name) for name in attributes if hasattr(value, name)}
-    else:
-        found = object.__getattribute__(value, "__dict__")
+    """Return the attributes of an instance of a class that the program defines, by its name; of an enum its member."""
+    if isinstance(value, enum.Enum):
+        return ["object", type(value).__name__, encoded(value.name)]
+    found = {}
+    for base in type.__dict__["__mro__"].__get__(type(value)):
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if name != "__dict__" and hasattr(value, name):
+                found[name] = getattr(value, name)
+    with contextlib.suppress(AttributeError):
+        found |= object.__getattribute__(value, "__dict__")
     return ["object", type(value).__name__, of_mapping(found)]
 
 
@@ -92,7 +98,9 @@ def of_pandas(value: Any) -> list[Any]:
     """Return a table, a column or an index; missing values are all equal."""
     name = type(value).__name__
     if name == "DataFrame":
-        columns = [[encoded(column), [encoded(one) for one in value[column].tolist()]] for column in value.columns]
+        # By place, since names of columns may be repeated.
+        values = [[encoded(one) for one in value.iloc[:, place].tolist()] for place in range(len(value.columns))]
+        columns = [[encoded(name), content] for name, content in zip(value.columns, values, strict=True)]
         return ["frame", [encoded(one) for one in value.index.tolist()], columns]
     if hasattr(value, "tolist"):
         index = value.index.tolist() if name == "Series" else []

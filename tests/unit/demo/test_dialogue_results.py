@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from treadle.demo.dialogue_results import Dialogue, dialogue_figures
+from pathlib import Path
+
+import pytest
+from support.tables.score_tables import new_run, put_rows, score
+
+from treadle.core.errors import RunError
+from treadle.demo.dialogue_results import Dialogue, dialogue_figures, dialogues_of
+from treadle.demo.programs.tasks import HELDOUT
+from treadle.eval.statistics import wilson_interval
+from treadle.eval.tables import SCORES
 
 
 def test_each_model_has_a_row_of_shares_and_means() -> None:
@@ -18,3 +27,24 @@ def test_each_model_has_a_row_of_shares_and_means() -> None:
 def test_model_without_dialogues_has_unknown_figures() -> None:
     (row,) = dialogue_figures({"mine": []}).rows
     assert row == ("mine", 0, "?", "?", "?")
+
+
+def test_dialogues_without_a_passed_test_and_their_number_count() -> None:
+    (row,) = dialogue_figures({"mine": [[Dialogue(True, 1.0, 1), Dialogue(False, 0.0, 1)]]}).rows
+    low, high = (100 * border for border in wilson_interval(0.5, 2))
+    assert row[2:4] == (f"50.0 [{low:.1f}, {high:.1f}]", "50.0")
+
+
+def test_only_dialogues_about_held_out_tasks_are_read(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with pytest.raises(RunError, match=r"no scores of base in iteration 1"):
+        dialogues_of(run, "base")
+    empty = {one.name: None for one in SCORES.schema if one.nullable}
+    rows = [
+        empty | score(f"{task}{index}", task, correct) | {"dataset": dataset, "num_turns": 3, "sample_index": index}
+        for task, index, dataset, correct in (("a", 0, HELDOUT, True), ("a", 1, HELDOUT, False), ("b", 0, "x", True))
+    ]
+    put_rows(run, "1/scores@base", SCORES, rows)
+    found = dialogues_of(run, "base")
+    assert {key: [one.is_solved for one in dialogues] for key, dialogues in found.items()} == {"a": [True, False]}
+    assert found["a"][0].num_turns == 3

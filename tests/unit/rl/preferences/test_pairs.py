@@ -26,6 +26,11 @@ def test_unscored_and_equal_samples_give_no_pair() -> None:
     assert pairs_with_best([0.5, None, 0.2]) == [] and pairs_with_best([0.5, None, 0.2], 0.5) == [(0, 2)]
 
 
+def test_best_sample_is_chosen_even_if_an_earlier_one_is_good_enough() -> None:
+    assert pairs_with_best([0.5, 0.9, 0.2], 0.5) == [(1, 0), (1, 2)]
+    assert pairs_with_best([0.3, 0.0], 0.1 + 0.2) == [(0, 1)], "rounding does not decide"
+
+
 def test_gap_of_exactly_the_smallest_one_is_wide_enough_despite_rounding() -> None:
     assert pairs_by_gap([0.9, 0.8], 0.1) == [(0, 1)] and pairs_by_gap([0.8, 0.7], 0.1) == [(0, 1)]
     rewards = [0.70, 0.85, 0.79, 0.60]

@@ -28,6 +28,15 @@ def stored(*parts: tuple[str, str], status: str = "answered") -> StoredRollout:
         f"```python\n{CODE}```\n```python\nf(1)\n```",
         f"Here it is:\n\n{CODE}\nThis returns what you need.",
         f"```text\nf returns x\n```\n```python3\n{CODE}```",
+        CODE.replace("\n", "\r\n"),
+        f" {CODE}",
+        "\n    def f(x):\n        return x\n",
+        "Here it is:\n  ```python\n  def f(x):\n      return x\n  ```",
+        "ZERO = 0\n\ndef f(x):\n    return x + ZERO\n",
+        "Here it is:\n\nONE, ZERO = 1, 0\nSUM_: int = ONE + ZERO\n\ndef f(x):\n    return x * SUM_\nThis is all.",
+        "try:\n    import numpy_that_is_not_there\nexcept ImportError:\n    ZERO = 0\ndef f(x):\n    return x + ZERO",
+        "Here it is:\n\nf = lambda x: x\n",
+        f"Note: f(x) = x holds.\n{CODE}",
     ],
 )
 def test_program_is_found_wherever_it_is(answer: str) -> None:
@@ -67,6 +76,8 @@ def test_answer_is_the_marked_one_or_the_last_turn_of_a_full_dialogue() -> None:
     assert (
         answer_of(stored(("answer", "I WANT TO ANSWER: a"), ("user", "x"), ("answer", "I WANT TO ANSWER: b"))) == " b"
     )
+    twice = ColbenchDialect().segments("ok I WANT TO ANSWER:\ncode1 I WANT TO ANSWER: code2")
+    assert answer_of(stored(*((one.kind, one.text) for one in twice))) == "\ncode1 "
     turns = (("text", "What?"), ("frame", ""), ("user", "x"), ("private", "hm OUTPUT:"), ("text", " c"))
     assert answer_of(stored(*turns, status="max_turns")) == " c"
     assert answer_of(stored(*turns, status="context_full")) is None

@@ -7,6 +7,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,13 @@ def test_value_equals_itself(value: Any) -> None:
         ("1", 1, False, False),
         (None, False, False, False),
         ({1, 2}, frozenset({2, 1}), True, True),
+        ({2, 16}, {2.0, 16.0}, True, True),
+        ({2: "a", 16: "b", "c": None}, {2.0: "a", 16.0: "b", "c": None}, True, True),
+        ({0.1 + 0.2, 0.15, math.nan}, {0.3, 0.15, math.nan}, True, False),
+        ({0.1 + 0.2: [1], 0.15: [2]}, {0.3: [1], 0.15: [2]}, True, False),
+        ({(1, 0.1 + 0.2), (1, 0.15)}, {(1, 0.3), (1, 0.15)}, True, False),
+        ({1: "a", 2: "b"}, {1: "b", 2: "a"}, False, False),
+        ({1, 2}, {1, 3}, False, False),
         (np.array([1, 2]), np.array([1, 2]), True, False),
         (np.array([1, 2]), np.array([1.0, 2.0]), True, False),
         (np.array([1]), np.array([1]), True, True),
@@ -61,12 +70,24 @@ def test_value_equals_itself(value: Any) -> None:
         (np.float32(2), 2.0, True, True),
         (np.bool_(True), True, True, True),
         (Decimal("1.5"), Decimal("1.5"), True, True),
+        (Decimal("1.50"), Decimal("1.5"), True, True),
+        ({Decimal("1.50"): 1, Decimal("1.10"): 2}, {Decimal("1.5"): 1, Decimal("1.1"): 2}, True, True),
+        (Decimal("1.5"), Decimal("1.6"), False, False),
+        (Decimal("nan"), Decimal("nan"), True, False),
+        (Decimal("sNaN"), Decimal("sNaN"), True, False),
+        (Decimal(2), 2, False, True),
+        (Fraction(1, 2), Fraction(2, 4), True, True),
+        (Fraction(1, 2), 0.5, False, True),
         (date(2024, 1, 2), date(2024, 1, 2), True, True),
         (Counter("aab"), {"a": 2, "b": 1}, True, True),
         (OrderedDict(a=1), {"a": 1}, True, True),
         (defaultdict(int, a=1), {"a": 1}, True, True),
         pytest.param(2**70_000, 2**70_000, True, True, id="huge"),
         (range(3), range(3), True, True),
+        (1 + 2j, 1 + 2j, True, True),
+        (1 + 2j, 1 + 3j, False, False),
+        (1e-12, 0.0, True, False),
+        ({math.nan, 0}, {math.nan, 0.0}, True, False),
     ],
 )
 def test_rules_of_each_profile(one: Any, other: Any, strict: bool, legacy: bool) -> None:
@@ -122,7 +143,68 @@ def test_objects_of_equal_classes_are_equal_by_their_attributes() -> None:
     assert shown(encoded(Point(1))) == "Point({'x': 1})"
 
 
-@pytest.mark.parametrize("value", [[], ["int"], ["int", "zz"], ["dict", 3], ["list", [["list"]]], [[]], ["float", "x"]])
+def test_objects_with_slots_are_equal_by_them() -> None:
+    class Point:
+        __slots__ = ("x", "y")
+
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    class Weighted(Point):
+        __slots__ = "weight"
+
+    class Named(Weighted):
+        pass
+
+    for kind in (Point, Weighted, Named):
+        kind.__module__ = "solution"
+        assert same(encoded(kind(1)), encoded(kind(1))) and not same(encoded(kind(1)), encoded(kind(2)))
+    named, other = Named(1), Named(1)
+    named.name, other.name = "a", "b"  # type: ignore[attr-defined]
+    assert not same(encoded(named), encoded(other))
+
+
+def test_tables_and_columns_of_pandas_are_equal_by_content_and_names() -> None:
+    pandas = pytest.importorskip("pandas")
+    series, frame = pandas.Series, pandas.DataFrame
+    repeated = ["a", "a"]
+    equal = [
+        (series([1, None]), series([1.0, math.nan])),
+        (frame({"a": [1], "b": ["x"]}), frame({"a": [1.0], "b": ["x"]})),
+        (frame([[1, 2]], columns=repeated), frame([[1, 2]], columns=repeated)),
+        (pandas.Index([1]), pandas.Index([1])),
+        (pandas.NaT, pandas.NaT),
+    ]
+    different = [
+        (series([1], index=["a"]), series([1], index=["b"])),
+        (series([1]), series([2])),
+        (frame({"a": [1]}), frame({"b": [1]})),
+        (frame([[1, 2]], columns=repeated), frame([[1, 3]], columns=repeated)),
+        (frame({"a": [1]}, index=[0]), frame({"a": [1]}, index=[1])),
+    ]
+    assert all(same(encoded(one), encoded(other)) for one, other in equal)
+    assert not any(same(encoded(one), encoded(other)) for one, other in different)
+    assert same_legacy(encoded(pandas.Index([1])), encoded(pandas.Index([1])))
+    for one in (series([1]), frame({"a": [1]}), pandas.Index([1, 2])):
+        with pytest.raises(ValueError, match="truth value"):
+            bool(one == one)
+        assert not same_legacy(encoded(one), encoded(one))
+
+
+def test_members_of_equal_enums_are_equal_by_their_names() -> None:
+    colors, others = (Enum("Color", names, module="solution") for names in (["RED", "BLUE"], ["BLUE", "RED"]))
+    red = encoded(colors["RED"])
+    assert same(red, encoded(others["RED"])) and not same(red, encoded(colors["BLUE"]))
+    assert same(encoded({colors["RED"]: 1}), encoded({others["RED"]: 1})) and not same_legacy(red, red)
+    assert shown(red) == "Color('RED')"
+
+
+FORGED_NUMBERS = (["text", "Decimal", "x"], ["text", "Decimal"], ["text", "Fraction", "1e999999999"])
+
+
+@pytest.mark.parametrize(
+    "value", [[], ["int"], ["int", "zz"], ["dict", 3], ["list", [["list"]]], [[]], ["float", "x"], *FORGED_NUMBERS]
+)
 def test_forged_values_are_no_error(value: Any) -> None:
     for compare in (same, same_legacy):
         assert not compare(value, encoded(1)) and not compare(encoded([1]), value)
