@@ -61,6 +61,29 @@ def test_recipe_in_the_order_of_its_inputs_is_planned(tmp_path: Path) -> None:
     assert [str(one.address) for one in planned] == ["1/questions", "1/rollouts@agent", "1/scores@agent"]
 
 
+@pytest.mark.parametrize("explores", [True, False])
+def test_seed_questions_are_planned_with_the_exploration_that_reads_them(explores: bool) -> None:
+    model = {"model": "m", "endpoints": [{"url": "http://127.0.0.1:1/v1"}]}
+    roles = {role: {"model": role} for role in ("explorer", "summariser", "solver")}
+    plan = {
+        "flow": {
+            "recipe": "agent-evolver",
+            "stages": [*["exploration"] * explores, "rollouts", "scores", "report"],
+            "models": ["solver"],
+        },
+        "models": {role: {**model, "model": role} for role in roles},
+        "questions": {"sources": [{"from": "environment"}]},
+        "environment": {"type": "ledger"},
+        "exploration": {"roles": roles},
+    }
+    planned = flow_instances(load_config(TreadleConfig, data=plan))
+    seeds = ["1/questions@seed", "1/exploration"] if explores else []
+    rest = ["1/questions", "1/rollouts@solver", "1/scores@solver", "1/report"]
+    assert [str(one.address) for one in planned] == [*seeds, *rest]
+    (questions,) = (one for one in planned if str(one.address) == "1/questions")
+    assert bool(questions.inputs) is explores
+
+
 def test_recipe_without_questions_is_told_to_add_them(tmp_path: Path) -> None:
     planned = flow_instances(config(tmp_path, f"({MODELS},)"))
     with pytest.raises(ConfigError, match="does not run and the run does not have: add 'questions' to the recipe"):
