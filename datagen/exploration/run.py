@@ -72,7 +72,7 @@ class ExplorationRun(JobStage[Job]):
     def _check_agreement(self) -> None:
         """Raise StageFailed if the grader and the environment agree on too little; called before any replay."""
         options = self._settings.options
-        if (found := self._writer.agreement()) and options.calibration_tasks:
+        if found := self._writer.agreement():
             check_agreement(self._context.address, options.grader, found, options.min_agreement)
 
     async def _run_job(self, job: Job) -> None:

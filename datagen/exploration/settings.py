@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.config import Operational, Section
@@ -134,6 +134,15 @@ class ExplorationOptions(Section):
     """Most prompt and sampled tokens of all roles. Past it the run stops; it can be resumed with a larger limit."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
     """Most money spent by this stage, in the currency of the models' prices. Past it the run stops in the same way."""
+
+    @model_validator(mode="after")
+    def _check_calibration(self) -> Self:
+        if self.grader != BY_ENVIRONMENT and self.min_agreement and not self.calibration_tasks:
+            raise ValueError(
+                f"min_agreement = {self.min_agreement:g} cannot be checked with calibration_tasks = 0; raise it, or "
+                "set min_agreement = 0 to train on the tasks of a grader that was not compared"
+            )
+        return self
 
     def named_scorers(self) -> Iterator[tuple[str, str]]:
         """Yield the key that names a scorer, and the name, unless the environment is the grader."""

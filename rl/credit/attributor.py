@@ -20,6 +20,7 @@ from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavai
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import EndpointState
 from treadle.core.seeds import derive_seed
+from treadle.core.untrusted.prompt_text import as_data
 from treadle.rl.credit.base import TurnText
 from treadle.rl.rewards.model_asker import ModelAsker
 
@@ -169,9 +170,13 @@ class Attributor:
 def messages_of(case: LabelCase) -> list[dict[str, str]]:
     """Return the messages about a rollout; its reward from 0 to 1 is shown as an outcome from -1 to 1."""
     shown = {
-        "task": case.task[:_MAX_TASK_CHARS],
+        "task": as_data(case.task[:_MAX_TASK_CHARS]),
         "steps": [
-            {"step": number, "action": shortened(turn.action), "observation": shortened(turn.observation)}
+            {
+                "step": number,
+                "action": as_data(shortened(turn.action)),
+                "observation": as_data(shortened(turn.observation)),
+            }
             for number, turn in enumerate(case.turns, 1)
         ],
         "outcome": round(2.0 * (case.reward - 0.5), 4),

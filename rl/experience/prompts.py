@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from treadle.core.untrusted.json_text import load_json
+from treadle.core.untrusted.prompt_text import as_data
 from treadle.rl.experience.record import Experience
 
 SUCCESS_ABOVE = 0.5
@@ -82,7 +83,7 @@ def verdict_messages(
     record: Experience, played: Sequence[PlayedRollout], *, max_message_chars: int
 ) -> list[dict[str, str]]:
     """Return the request for a verdict on a record."""
-    written = {"kind": record.kind, "situation": record.situation, "advice": record.advice}
+    written = {"kind": record.kind, "situation": as_data(record.situation), "advice": as_data(record.advice)}
     return [
         {"role": "system", "content": _VALIDATE},
         {"role": "user", "content": orjson.dumps({"record": written, **_shown(played, max_message_chars)}).decode()},
@@ -91,7 +92,7 @@ def verdict_messages(
 
 def _shown(played: Sequence[PlayedRollout], max_chars: int) -> dict[str, Any]:
     return {
-        "task": task_of(played[0].messages)[:_MAX_TASK_CHARS],
+        "task": as_data(task_of(played[0].messages)[:_MAX_TASK_CHARS]),
         "rollouts": [{"score": one.score, "messages": _turns(one.messages, max_chars)} for one in played],
     }
 
@@ -100,7 +101,10 @@ def _turns(messages: Sequence[Mapping[str, str]], max_chars: int) -> list[dict[s
     """Return the messages from the first of the agent, each cut in its middle to `max_chars`."""
     roles = [message["role"] for message in messages]
     begin = roles.index("assistant") if "assistant" in roles else len(roles)
-    found = [{"role": message["role"], "content": _cut(message["content"], max_chars)} for message in messages[begin:]]
+    found = [
+        {"role": as_data(message["role"]), "content": as_data(_cut(message["content"], max_chars))}
+        for message in messages[begin:]
+    ]
     if len(found) <= _MAX_MESSAGES:
         return found
     half = _MAX_MESSAGES // 2

@@ -20,7 +20,7 @@ class Step:
         each: How often they run. `iteration`: once per iteration; `phase`: in each phase of the curriculum; `model`:
             for each model that the flow compares; `row_policy`: for the policy, if its rollouts become rows of sft.
         qualifier: Qualifier of the addresses of a step that runs once, for stages that a recipe has more than once, as
-            in `1/dpo@critic`.
+            in `1/dpo@critic`. `questions` with a qualifier run if the step after them does.
         reads: Instances that inputs are bound to instead of those that the stage binds by itself: `stage.input` ->
             instances of the same iteration, such as `dpo.preferences` -> `("preferences@turn",)`.
 

@@ -50,7 +50,8 @@ def flow_phases(config: TreadleConfig, iteration: int) -> list[Address]:
 def flow_steps(config: TreadleConfig) -> list[Step]:
     """Return the steps of the recipe, with a step for each wanted stage of another package.
 
-    Such a stage runs after the last one that produces a table that it reads.
+    Such a stage runs after the last one that produces a table that it reads. Questions with a qualifier are there for
+    the step after them, and left out with it.
     """
     steps = list(config.flow.recipe.steps)
     for name in config.flow.stages:
@@ -61,7 +62,16 @@ def flow_steps(config: TreadleConfig) -> list[Step]:
         places = [place for place, step in enumerate(steps, 1) if any(read & _kinds(stage) for stage in step.stages)]
         each: Each = "model" if "model" in entry.qualifiers else "iteration"
         steps.insert(max(places, default=len(steps)), Step((name,), each=each))
-    return steps
+    return [step for place, step in enumerate(steps, 1) if not _serves(step) or _any_wanted(config, steps[place:])]
+
+
+def _serves(step: Step) -> bool:
+    """Return whether a step has nothing but questions for the step after it."""
+    return step.stages == ("questions",) and bool(step.qualifier)
+
+
+def _any_wanted(config: TreadleConfig, later: Sequence[Step]) -> bool:
+    return bool(later and wanted_stages(config, later[0]))
 
 
 def _kinds(stage: str) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from treadle.core.untrusted.json_text import load_json
 from treadle.rl.experience.settings import WORKSPACE
@@ -31,12 +31,17 @@ class RetrieveTaskMemory(_Body):
 
 
 class TrajectoryMessage(BaseModel):
-    """One message of a trajectory."""
+    """One message of a trajectory; one with tool calls alone may have no text."""
 
     model_config = ConfigDict(extra="ignore")
 
     role: str
     content: str
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _read_none(cls, value: object) -> object:
+        return "" if value is None else value
 
 
 class ScoredTrajectory(BaseModel):

@@ -77,6 +77,39 @@ def test_summary_is_found_in_its_workspace_alone_and_after_a_restart(tmp_path: P
             assert found.workspace == "one" and found.advice == "look at the balance first"
 
 
+class CallingClient:
+    """Calls as AgentEvolver's client does: JSON text of the first messages; any status but 200 is no experience."""
+
+    def __init__(self, service: TestClient) -> None:
+        self._service = service
+
+    def _ask(self, path: str, body: dict[str, Any]) -> Any:
+        answer = self._service.post(path, json=body, headers={"Content-Type": "application/json"})
+        found = answer.json()  # of an error as well
+        return found if answer.status_code == 200 else None
+
+    def hint(self, messages: list[dict[str, Any]]) -> str:
+        query = json.dumps(messages, ensure_ascii=False)
+        found = self._ask("/retrieve_task_memory", {"query": query, "top_k": 3, "workspace_id": "default"})
+        return "" if found is None else found["answer"]
+
+    def summarise(self, *trajectories: dict[str, Any]) -> bool:
+        body = {"trajectories": trajectories, "workspace_id": "default"}
+        return self._ask("/summary_task_memory", body) is not None
+
+
+def test_replies_are_what_a_client_of_agentevolver_reads(tmp_path: Path) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    played = {**TRAJECTORY, "messages": [*TRAJECTORY["messages"][:2], called, *TRAJECTORY["messages"][3:]]}
+    with served(ScriptedAuthor(write, valid)) as server, client(tmp_path, server) as service:
+        caller = CallingClient(service)
+        assert caller.hint(TRAJECTORY["messages"][:2]) == "", "no experience yet, and no error"
+        assert caller.summarise(played, {**TRAJECTORY, "score": 0})
+        hint = caller.hint(TRAJECTORY["messages"][:2])
+        assert isinstance(hint, str) and "look at the balance first" in hint
+        assert not caller.summarise({**TRAJECTORY, "messages": []}), "refused as JSON"
+
+
 def test_trajectories_of_a_task_are_summarised_together(tmp_path: Path) -> None:
     author = ScriptedAuthor(write, valid)
     other = {**TRAJECTORY, "messages": [{"role": "user", "content": "Cancel it."}, *TRAJECTORY["messages"][2:]]}

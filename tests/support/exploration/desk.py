@@ -193,8 +193,8 @@ def _recorded(script: Answer, asked: list[RecordedRequest]) -> Answer:
 
 
 def is_work(request: RecordedRequest) -> bool:
-    """Return whether a request is not one of the preflight, which has no system message."""
-    return any(message["role"] == "system" for message in request.messages or ())
+    """Return whether a request is not one of the preflight, which has neither a system message nor tools."""
+    return "tools" in request.body or any(message["role"] == "system" for message in request.messages or ())
 
 
 def broken_after(script: Answer, number: int) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,45 @@ def test_recipe_that_cannot_run_is_refused(steps: str, said: str, tmp_path: Path
 def test_recipe_in_the_order_of_its_inputs_is_planned(tmp_path: Path) -> None:
     planned = flow_instances(config(tmp_path, f"({QUESTIONS}, {MODELS})"))
     assert [str(one.address) for one in planned] == ["1/questions", "1/rollouts@agent", "1/scores@agent"]
+
+
+def evolving(*stages: str, **exploration: Any) -> TreadleConfig:
+    model = {"endpoints": [{"url": "http://127.0.0.1:1/v1"}]}
+    roles = {role: {"model": role} for role in ("explorer", "summariser", "solver")}
+    plan = {
+        "flow": {"recipe": "agent-evolver", "stages": stages, "models": ["solver"]},
+        "models": {role: {**model, "model": role} for role in roles},
+        "questions": {"sources": [{"from": "environment"}]},
+        "environment": {"type": "ledger"},
+        "exploration": {"roles": roles, **exploration},
+        "scorers": {"judged": {"type": "llm-gt", "model": {**model, "model": "grader"}}},
+        "rl": {"start": "embedded"},
+    }
+    return load_config(TreadleConfig, data=plan)
+
+
+@pytest.mark.parametrize("explores", [True, False])
+def test_seed_questions_are_planned_with_the_exploration_that_reads_them(explores: bool) -> None:
+    planned = flow_instances(evolving(*["exploration"] * explores, "rollouts", "scores", "report"))
+    seeds = ["1/questions@seed", "1/exploration"] if explores else []
+    rest = ["1/questions", "1/rollouts@solver", "1/scores@solver", "1/report"]
+    assert [str(one.address) for one in planned] == [*seeds, *rest]
+    (questions,) = (one for one in planned if str(one.address) == "1/questions")
+    assert bool(questions.inputs) is explores
+
+
+def test_training_on_explored_tasks_waits_for_the_agreement_of_their_grader() -> None:
+    planned = flow_instances(evolving("exploration", "selection", "rl", grader="judged", min_agreement=0.8))
+    by_address = {str(one.address): one for one in planned}
+    rl = by_address["1/rl@phase-1"]
+    assert rl.settings.scorers["judged"].type == "llm-gt", "its grades are the rewards"
+    behind, queue = set[str](), [rl]
+    while queue:
+        read = [str(one) for bound in queue.pop().inputs.values() for one in bound]
+        queue += [by_address[one] for one in read if one in by_address and one not in behind]
+        behind |= {*read}
+    assert "1/exploration" in behind, "it fails if grader and environment agree on too little"
+    assert by_address["1/exploration"].settings.options.min_agreement == 0.8
 
 
 def test_recipe_without_questions_is_told_to_add_them(tmp_path: Path) -> None:

@@ -85,6 +85,19 @@ def test_equal_labels_and_equal_outcomes_give_no_advantage() -> None:
     assert normalised([[], []], "trajectories") == [[], []]
 
 
+def test_groups_of_one_and_trajectories_without_steps_are_fused() -> None:
+    (alone,) = fuse(good("GB"), [2], [1.0], FusionSettings())
+    # Its labels differ, so they are all that counts: 0.1 for the good step, -0.1 for the bad one.
+    assert alone.advantages == pytest.approx([0.0, -0.1], abs=1e-6) and alone.outcome_share == 0.0
+    (still,) = fuse(good("G"), [1], [0.0], FusionSettings(scheme="allocation", outcome_on="all_steps"))
+    assert still.advantages == [0.0] and still.outcome_share is None and still.agrees
+    empty, played = fuse(good("", "GG"), [0, 2], [0.0, 1.0], FusionSettings())
+    assert empty.advantages == [] and not empty.agrees and empty.outcome_share is None
+    # Its reward still counts in the group's mean.
+    assert played.advantages == [1.0, 1.0]
+    assert fuse(good("", ""), [0, 0], [1.0, 0.0], FusionSettings())[0].advantages == []
+
+
 def test_values_have_mean_0_and_deviation_1_unless_they_are_left_as_they_are() -> None:
     values = step_values(good(*FLAGS), REWARDS, FusionSettings())
     assert normalised(values, "none") == values
