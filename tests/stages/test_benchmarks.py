@@ -36,7 +36,7 @@ RUN = runner()
 # `chaos` runs in test_chaos.py. The longest start first, which is faster with two at a time.
 LONGEST = (
     *("orchestration", "sandbox", "resume", "index_memory", "dense_search", "flat", "held", "flywheel"),
-    *("selection", "harness", "question_intake"),
+    *("selection", "harness", "question_intake", "command_line", "peers"),
 )
 NAMES = sorted(set(RUN.BENCHMARKS) - {"chaos"}, key=lambda name: (name not in LONGEST, name))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sweep import examples, sampled
 
 from treadle.agent.contract import Task
 from treadle.agent.dialects.base import Segment
@@ -20,7 +21,11 @@ from treadle.environments.scorers.scoring import OpenScorers
 from treadle.environments.stored_rollout import StoredRollout
 
 FAST = {"packages": (), "pool_size": 2}
-PROFILES = {"strict": {}, "legacy": {"profile": "legacy"}}
+PROFILES: dict[str, dict[str, Any]] = {
+    "strict": {"test_time_s": 0.3},
+    "legacy": {"profile": "legacy", "test_time_s": 0.3},
+}
+"""Both profiles; a program that never ends takes its whole time for every test."""
 DOUBLE = "def f(x):\n    return 2 * x"
 TESTS = {"one": "f(1)", "two": "f([1])"}
 TOP_IMPORT = "import math\ndef f(x):\n    return math.sqrt(x)"
@@ -103,7 +108,7 @@ def other_interpreters() -> list[str]:
 def test_loops_and_exits_cost_their_own_test_alone(interpreter: str | None) -> None:
     sandbox = {**FAST, "interpreter": interpreter}
     exits = "def f(x):\n    if x == 1:\n        raise SystemExit\n    return 2 * x"
-    with opened(strict={"sandbox": sandbox}, legacy={"profile": "legacy", "sandbox": sandbox}) as scorers:
+    with opened(**{name: {**keys, "sandbox": sandbox} for name, keys in PROFILES.items()}) as scorers:
         for scorer in ("strict", "legacy"):
             loop, exit_, right = scored(scorers, [LOOP, exits, DOUBLE], scorer=scorer)
             assert [one.score for one in (loop, exit_, right)] == [0, 0.5, 1]
@@ -160,13 +165,16 @@ def original(reference: str, answer: str, tests: dict[str, str]) -> float:
     return passed / len(tests)
 
 
-def test_legacy_rewards_are_those_of_the_published_program(scorers: OpenScorers) -> None:
+REFERENCES = (DOUBLE, "def f(x):\n    return x", "def f(x):\n    return {x: [x]}", TOP_IMPORT, RECURSION)
+
+
+@pytest.mark.parametrize("reference", sampled(REFERENCES, (DOUBLE, TOP_IMPORT)), ids=REFERENCES.index)
+def test_legacy_rewards_are_those_of_the_published_program(scorers: OpenScorers, reference: str) -> None:
     tests = {
         str(place): f"f({value})" for place, value in enumerate(("1", "0.1", "True", "[1, 2]", "'ab'", "(1,)", "None"))
     }
-    references = (DOUBLE, "def f(x):\n    return x", "def f(x):\n    return {x: [x]}", TOP_IMPORT, RECURSION)
     answers = (
-        *references,
+        *REFERENCES,
         f"```python\n{DOUBLE}\n```",
         f"Sure:\n```\n{DOUBLE}\n```\n```python\nf = None\n```",
         f"```py\n{DOUBLE}\n```",
@@ -180,9 +188,8 @@ def test_legacy_rewards_are_those_of_the_published_program(scorers: OpenScorers)
         "I do not know.",
         "",
     )
-    for reference in references:
-        found = [one.score for one in scored(scorers, answers, reference, tests, "legacy")]
-        assert found == [original(reference, answer, tests) for answer in answers], reference
+    found = [one.score for one in scored(scorers, answers, reference, tests, "legacy")]
+    assert found == [original(reference, answer, tests) for answer in answers]
     assert len({original(DOUBLE, answer, tests) for answer in answers}) >= 3
 
 
@@ -297,13 +304,17 @@ def test_processes_that_a_call_leaves_behind_do_not_reach_the_next_one(scorers: 
     assert [row["passed"] for row in json.loads(found.detail)] == [False, True]
 
 
-def test_200_hostile_answers_at_once_escape_nothing(tmp_path: Path) -> None:
-    """They try to leave a file outside, and to end the evaluator; every tenth answer is right, and scores 1."""
+def test_hostile_answers_at_once_escape_nothing(tmp_path: Path) -> None:
+    """They try to leave a file outside, and to end the evaluator; every tenth answer is right, and scores 1.
+
+    200 of them at once in `make sweep`, a quarter in CI.
+    """
+    count = examples(200)
     target = tmp_path / "escaped"
     leave = f"\ntry:\n    open({str(target)!r}, 'w').write('x')\nexcept Exception: pass\n"
     names = [name for name in ATTACKS if "walk" not in ATTACKS[name]]
-    answers = [DOUBLE if place % 10 == 0 else ATTACKS[names[place % len(names)]] + leave for place in range(200)]
-    with opened(strict={"test_time_s": 0.3}) as scorers:
+    answers = [DOUBLE if place % 10 == 0 else ATTACKS[names[place % len(names)]] + leave for place in range(count)]
+    with opened(strict=PROFILES["strict"]) as scorers:
         found = scored(scorers, answers)
-    assert [one.score for one in found] == [1 if place % 10 == 0 else 0 for place in range(200)]
+    assert [one.score for one in found] == [1 if place % 10 == 0 else 0 for place in range(count)]
     assert not target.exists() and all(one.error is None for one in found)
