@@ -164,11 +164,6 @@ class Trajectory:
         return replace(self, text=text, segments=self.segments[:-1], samples=[*self.samples[:-1], cut_sample])
 
     @property
-    def model_text(self) -> str:
-        """What the model wrote."""
-        return "".join(segment.text for segment in self.segments if segment.kind not in SYSTEM_KINDS)
-
-    @property
     def reward(self) -> float | None:
         """Reward of the episode from its environment: the outcome's, else the sum of the turns'; None if unknown."""
         if self.outcome is not None and self.outcome.reward is not None:

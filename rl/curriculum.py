@@ -15,8 +15,6 @@ from treadle.core.runs.address import Address, phase_name
 from treadle.environments.rollouts.settings import RolloutOptions
 
 MAX_PHASES = 20
-PHASED_STAGES = ("rollouts", "scores", "selection", "rl")
-"""Stages with an instance per phase, in the order in which they run."""
 
 Sigma = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -70,11 +68,6 @@ class CurriculumSettings(Section):
     def sigmas(self, phase: int) -> tuple[float, float]:
         """Return the sigmas of a phase, counted from 1: (tool calls, length)."""
         return self.sigma_tool[phase - 1], self.sigma_length[phase - 1]
-
-
-def phase_addresses(iteration: int, phase: int) -> tuple[Address, ...]:
-    """Return the addresses of the stages of one phase, producers first."""
-    return tuple(Address(iteration, stage, phase_name(phase)) for stage in PHASED_STAGES)
 
 
 def policy_before(start: str, iteration: int, phase: int) -> str:

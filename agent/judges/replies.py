@@ -1,9 +1,14 @@
-"""Parse replies of judge models strictly: a reply is one of the requested words, or unreadable."""
+"""Parse replies of judge models strictly: a reply has the requested form, or it is unreadable."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
+from treadle.core.untrusted.json_text import load_json
+
+_FENCED = re.compile(r"\A```(?:json)?\s*(\{.*\})\s*```\Z", re.DOTALL)
 _IGNORED = r"[\s*_`\"'“”‘’()\[\].:,#>-]*"
 
 
@@ -28,3 +33,17 @@ def final_block(text: str, name: str) -> str:
     _, opening, rest = reply.rpartition(f"<{name}>")
     inside, closing, after_block = rest.partition(f"</{name}>")
     return inside if opening and closing and not after_block else reply
+
+
+def json_object(text: str) -> Mapping[str, Any]:
+    """Return the JSON object that a text consists of; empty if it is anything else.
+
+    Reasoning up to `</think>` and a code fence around the object are ignored.
+    """
+    reply = text.rpartition("</think>")[2].strip()
+    fenced = _FENCED.match(reply)
+    try:
+        found = load_json((fenced[1] if fenced else reply).encode())
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -34,11 +34,6 @@ class MaskedText:
     ids: list[int]
     masked: list[tuple[int, int]]
 
-    @property
-    def num_masked(self) -> int:
-        """Number of masked ids."""
-        return sum(end - start for start, end in self.masked)
-
     def cut(self, num_ids: int) -> MaskedText:
         """Return the first ids. A span in which the cut lies stays masked up to it."""
         masked = [(start, min(end, num_ids)) for start, end in self.masked if start < num_ids]

@@ -90,14 +90,6 @@ def _shown(template: Template) -> str:
     return template.filled({place: f"{{{place}}}" for place in template.places})
 
 
-def closest_task(query: str, nodes: Sequence[PlanNode], taken: Collection[str] = ()) -> str:
-    """Return the id of the task whose description shares most words with a query; empty if none shares one.
-
-    Of several the first one that is not taken.
-    """
-    return _closest(query, _words_of(nodes), taken)
-
-
 def _closest(query: str, words_of: Mapping[str, set[str]], taken: Collection[str]) -> str:
     words = _words(query)
     rank = {id: (len(words & own), id not in taken) for id, own in words_of.items()}

@@ -23,11 +23,6 @@ def as_line(record: Record) -> str:
     return orjson.dumps(dict(record)).decode()
 
 
-def next_call(errand: Errand, desk: Desk) -> Record:
-    """Return the next call of a lean solution."""
-    return next_look_up(errand, desk) or next_change(errand, desk) or call("submit", answer=right_answer(errand, desk))
-
-
 def next_look_up(errand: Errand, desk: Desk) -> Record | None:
     """Return the next call that only reads; None if all is known."""
     for holder in errand.holders:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from treadle.agent.contract import Task
+from treadle.agent.judges.replies import json_object
 from treadle.agent.tools.outcome import clip
-from treadle.core.untrusted.json_text import load_json
 from treadle.core.untrusted.prompt_text import as_data
 from treadle.environments.objectives import objective_of
 from treadle.environments.steps import shown_steps
@@ -31,7 +30,6 @@ The same step over and over: at most 20.
 changes that were not asked for.
 No score lies between 40 and 60. Reply with one JSON object and nothing else: \
 {{"rationale": "<two sentences>", "score": <integer>}}"""
-_FENCED = re.compile(r"\A```(?:json)?\s*(\{.*\})\s*```\Z", re.DOTALL)
 _MAX_TASK_CHARS = 8_000
 _MAX_RATIONALE_CHARS = 600
 
@@ -75,18 +73,8 @@ def reference_of(task: Task) -> Sequence[str]:
 
 
 def read_grade(text: str) -> GoalGrade | None:
-    """Return the grade in a reply; None for anything but a JSON object with an integer `score` that is a grade.
-
-    Reasoning up to `</think>` and a code fence around the object are ignored.
-    """
-    reply = text.rpartition("</think>")[2].strip()
-    fenced = _FENCED.match(reply)
-    try:
-        found = load_json((fenced[1] if fenced else reply).encode())
-    except ValueError:
-        return None
-    if not isinstance(found, dict):
-        return None
+    """Return the grade in a reply; None for anything but a JSON object with an integer `score` that is a grade."""
+    found = json_object(text)
     number, rationale = found.get("score"), found.get("rationale")
     if type(number) is not int or not (0 <= number <= HIGHEST_MISSED or LOWEST_MET <= number <= HIGHEST):
         return None
