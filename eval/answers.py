@@ -16,6 +16,7 @@ from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
 from treadle.environments.diagnosis.facts import ENDED
 from treadle.environments.scorers.answer import AnswerTools
+from treadle.environments.scorers.base import Stores
 from treadle.environments.scorers.scoring import ANSWERED, OpenScorers, has_given
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
 from treadle.eval.config import ScoresOptions, ScoresSettings
@@ -200,11 +201,13 @@ def open_checker(options: ScoresOptions) -> Iterator[SymbolicChecker | None]:
 
 
 @contextlib.contextmanager
-def open_scorers(settings: ScoresSettings) -> Iterator[OpenScorers]:
-    """Yield the scorers of the stage."""
+def open_scorers(settings: ScoresSettings, store: Stores | None = None) -> Iterator[OpenScorers]:
+    """Yield the scorers of the stage; `store` returns a store of the run by its name."""
     options = settings.options
     with (
         open_checker(options) as checker,
-        OpenScorers(settings.scorers, settings.environments, AnswerTools(checker, options.f1_threshold)) as scorers,
+        OpenScorers(
+            settings.scorers, settings.environments, AnswerTools(checker, options.f1_threshold), store
+        ) as scorers,
     ):
         yield scorers

@@ -69,7 +69,8 @@ class _ScoresRun:
         num_missing = self._judging.check_pending() if is_judged else 0
         self._picks = self._judging.picks()
         self._context.progress.start(sum(table.num_rows for table in inputs["rollouts"]), 0, "rollouts")
-        with open_scorers(self._context.settings) as scorers, ThreadPoolExecutor(options.symbolic_workers) as threads:
+        opened = open_scorers(self._context.settings, self._context.store)
+        with opened as scorers, ThreadPoolExecutor(options.symbolic_workers) as threads:
             run = threads.map if options.symbolic_workers > 1 else map
             for batch in answers(
                 inputs["rollouts"], inputs["questions"], with_text=is_judged, with_tasks=scorers.reads_all

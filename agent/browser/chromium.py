@@ -19,12 +19,8 @@ from treadle.core.errors import SandboxError
 
 _NAMES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 """Programs on the search path. A headless shell is Chromium without windows, and starts pages in half the time."""
-_REAL_PROGRAMS = (
-    "/usr/lib/chromium/chromium",
-    "/usr/lib/chromium-browser/chromium-browser",
-    "/opt/google/chrome/chrome",
-)
-"""Programs that the scripts of these names start; the scripts read files that a sandbox does not show."""
+_REAL_FOLDERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome")
+"""Folders of the programs that scripts of these names start; the scripts read files that a sandbox does not show."""
 _FONTS = Path("/etc/fonts")
 _START_S = 60.0
 _MESSAGE_BYTES = 256 << 20
@@ -73,7 +69,7 @@ def find_chromium(settings: BrowserSettings) -> Path:
 def _behind_script(path: Path) -> Path:
     with path.open("rb") as file:
         is_script = file.read(2) == b"#!"
-    real = [Path(place) for place in _REAL_PROGRAMS if os.access(place, os.X_OK)]
+    real = [place for folder in _REAL_FOLDERS if os.access(place := Path(folder, path.name), os.X_OK)]
     return real[0] if is_script and real else path
 
 

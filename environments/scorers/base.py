@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import ClassVar, Literal
 
 from treadle.agent.contract import Task
 from treadle.core.answers.score import Score
 from treadle.core.registry import Entry
+from treadle.core.store.keyed_store import KeyedStore
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 
 STATUS = "status"
 """Scorer of a rollout that is wrong because of how it ended."""
 
+Stores = Callable[[str], KeyedStore]
+"""Function that returns a store of the run by its name."""
 Reads = Literal["answer", "outcome", "rollout"]
 Scale = Literal["binary", "graded", "reward"]
 
@@ -50,6 +53,9 @@ class Scorer(Entry):
     @classmethod
     def check_payload(cls, payload: Mapping[str, object]) -> None:
         """Raise `treadle.agent.tools.workspace.files.BadTask` for a payload that cannot be used."""
+
+    def use_stores(self, store: Stores) -> None:
+        """Take the stores of the run; called before `open` if there is a run."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

@@ -19,7 +19,7 @@ from treadle.core.answers.score import Score
 from treadle.environments.mixture import Environments
 from treadle.environments.registry import traits_of
 from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
-from treadle.environments.scorers.base import STATUS, Scorer, no_verdict
+from treadle.environments.scorers.base import STATUS, Scorer, Stores, no_verdict
 from treadle.environments.scorers.environment import ENVIRONMENT, EnvironmentScorer
 from treadle.environments.scorers.outcome import LARGEST_SCORE, SUCCESS_SCORE, OutcomeScorer
 from treadle.environments.scorers.registry import reads_all, scorer_named
@@ -81,13 +81,20 @@ class OpenScorers:
         entries: Mapping[str, Scorer],
         environments: Environments = MappingProxyType({}),
         tools: AnswerTools | None = None,
+        store: Stores | None = None,
     ) -> None:
-        """Use the entries of the table `scorers`; `environments` are those that score their own tasks, by name."""
+        """Use the entries of the table `scorers`; `environments` are those that score their own tasks, by name.
+
+        `store` returns a store of the run by its name, for scorers that read what rollouts stored.
+        """
         self._entries = entries
         self._tools = tools or AnswerTools()
         self._environments = {name: _scorer_of_type(one, entries) for name, one in environments.items()}
         of_types = {one.name: one.scorer for one in self._environments.values() if one.name != ENVIRONMENT}
         of_users = {name: scorer for name, scorer in {**entries, **of_types}.items() if reads_all(scorer)}
+        if store is not None:
+            for scorer in of_users.values():
+                scorer.use_stores(store)
         self._users = UserLoop(of_users)
         self.reads_all = bool(of_users) or bool(environments)
         """Whether some rollouts are scored by all that is known of them, payload included."""
