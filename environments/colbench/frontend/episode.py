@@ -109,12 +109,12 @@ class FrontendEpisode:
         page = page or find_page(reading.visible, legacy=legacy)
         name = call_id(turn.number, PAGE, 0)
         if page is None:
-            return None, CallRecord(PAGE, "", "empty", turn.number, "the message has no page", id=name)
+            return None, CallRecord(PAGE, "", "empty", turn.number, note="the message has no page", id=name)
         began = asyncio.get_running_loop().time()
         try:
             picture = await self._drawer.draw(page.html)
         except PageNotDrawn as error:
-            return None, CallRecord(PAGE, "", "error", turn.number, str(error), id=name)
+            return None, CallRecord(PAGE, "", "error", turn.number, note=str(error), id=name)
         seconds = asyncio.get_running_loop().time() - began
         note = f"{picture.note}, its closing tag was missing" if page.is_repaired else picture.note
         return picture, CallRecord(PAGE, "", "ok", turn.number, seconds=seconds, note=note, id=name)
