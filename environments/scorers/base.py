@@ -54,6 +54,11 @@ class Scorer(Entry):
     def check_payload(cls, payload: Mapping[str, object]) -> None:
         """Raise `treadle.agent.tools.workspace.files.BadTask` for a payload that cannot be used."""
 
+    @property
+    def unpublished(self) -> str:
+        """Setting that makes scores incomparable with published figures, for presets to refuse; empty for none."""
+        return ""
+
     def use_stores(self, store: Stores) -> None:
         """Take the stores of the run; called before `open` if there is a run."""
 

@@ -69,6 +69,11 @@ class SimilarityScorer(Scorer):
         name = f"clip ({self.model})" if self.measure == "clip" else self.measure
         return f"{name}, {'middle' if self.framing == 'crops' else 'whole page'}"
 
+    @property
+    def unpublished(self) -> str:
+        """See `Scorer`."""
+        return "" if self.measure == "clip" else f'measure = "{self.measure}"'
+
     def use_stores(self, store: Stores) -> None:
         """See `Scorer`."""
         self._store = store(PICTURES)
