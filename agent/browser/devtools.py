@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
 import orjson
@@ -66,7 +66,7 @@ class DevTools:
             del self._replies[number]
 
     @contextlib.contextmanager
-    def listening(self, session: str, listener: Listener) -> Any:
+    def listening(self, session: str, listener: Listener) -> Iterator[None]:
         """Give the events of a session to a function, for the duration of the block."""
         self._listeners[session] = listener
         try:

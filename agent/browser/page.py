@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from treadle.agent.browser.devtools import BrowserLost, CommandFailed, DevTools, Event
 from treadle.agent.browser.settings import BrowserSettings
@@ -112,8 +113,8 @@ class _Load:
         for one in self._answers:
             one.cancel()
 
-    def _answer_soon(self, answer: object) -> None:
-        task = asyncio.ensure_future(answer)  # type: ignore[call-overload]
+    def _answer_soon(self, answer: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(answer)
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
