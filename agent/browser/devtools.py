@@ -56,7 +56,8 @@ class DevTools:
         message: Event = {"id": number, "method": command, "params": parameters}
         if session:
             message["sessionId"] = session
-        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        self._replies[number] = reply
         try:
             await self._connection.write(orjson.dumps(message) + b"\0")
             return await reply
