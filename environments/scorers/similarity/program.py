@@ -27,11 +27,16 @@ Embed = Callable[[Any], Any]
 def load_clip(name: str) -> tuple[Embed, int]:
     """Return CLIP's image side and the size of its pictures; `name` is a folder or a model of the hub."""
     import torch
-    from transformers import CLIPVisionModelWithProjection
+    from transformers import CLIPModel
 
-    model = CLIPVisionModelWithProjection.from_pretrained(name)
+    model = CLIPModel.from_pretrained(name)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    return lambda batch: model(pixel_values=batch.to(model.device)).image_embeds, int(model.config.image_size)
+
+    def embed(batch: Any) -> Any:
+        seen = model.vision_model(pixel_values=batch.to(model.device))
+        return model.visual_projection(seen.pooler_output)
+
+    return embed, int(model.config.vision_config.image_size)
 
 
 def load_efficientnet(name: str) -> tuple[Embed, int]:
