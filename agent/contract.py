@@ -285,12 +285,13 @@ class EpisodeOptions:
 
     Attributes:
         history: Calls of the prefix that the rollout continues; empty from the start.
-        hint: Text that the engine adds to the last initial message; it is never part of a training prompt.
+        hint: Text that the engine adds to the last initial message; it is cut from training prompts.
         additional_calls: Calls beyond each limit.
         seed: Seed of the rollout.
         group_seed: Seed that all rollouts of a task share.
         cache: Durable cache of the rollout, for what the episode asks of models.
         added_tokens: Spellings of all tokens that the policy's tokenizer matches as a whole.
+        trains_on_hint: Whether training prompts keep the hint.
     """
 
     history: Sequence[CallRecord] = ()
@@ -300,6 +301,7 @@ class EpisodeOptions:
     group_seed: int = 0
     cache: CallCache = field(default_factory=NullCache)
     added_tokens: frozenset[str] = frozenset()
+    trains_on_hint: bool = False
 
 
 Resume = Literal["replay", "reenact", "restart"]

@@ -123,10 +123,11 @@ class RolloutEngine(ModelBinding):
             given.group_seed,
             cache,
             tokenizer.added_tokens if tokenizer is not None else frozenset(),
+            given.trains_on_hint,
         )
         initial = await episode.reset(task, filled)
         session = f"{task.key} {seed}"
-        return Rollout(self, episode, initial, given.hint, seed, deadline, cache, session, prefix)
+        return Rollout(self, episode, initial, given, seed, deadline, cache, session, prefix)
 
 
 class Rollout:
@@ -137,7 +138,7 @@ class Rollout:
         engine: RolloutEngine,
         episode: Episode,
         initial: InitialState,
-        hint: str,
+        options: EpisodeOptions,
         seed: int,
         deadline: float,
         cache: CallCache,
@@ -152,9 +153,9 @@ class Rollout:
         self._session = session
         self._transcript = Transcript(engine.dialect, engine.codec, prefix, engine.reply_text)
         self._initial = initial
-        self._has_hint = bool(hint)
+        self._cuts_hint = bool(options.hint) and not options.trains_on_hint
         self._first_messages = with_hint(initial.messages, engine.limits.prompt_hint)
-        first = with_hint(self._first_messages, hint)
+        first = with_hint(self._first_messages, options.hint)
         self._prompt_strategy = make_prompt_strategy(engine, first, initial.tools, self._transcript)
         self._added_tools: list[ToolSchema] = []
         self._calls = list(prefix.calls) if prefix else []
@@ -177,6 +178,16 @@ class Rollout:
         )
         self._truncated = False
         self._turn_rewards: list[float | None] = []
+
+    @property
+    def first_messages(self) -> Sequence[Mapping[str, str]]:
+        """Messages before the first turn, without a hint."""
+        return self._first_messages
+
+    @property
+    def first_tools(self) -> Sequence[ToolSchema]:
+        """Tools that the model knows from the start."""
+        return self._initial.tools
 
     async def advance(self) -> bool:
         """Run the next turn, or the pending reaction to the last one; return whether the rollout continues."""
@@ -293,7 +304,7 @@ class Rollout:
         for note, count in transcript.notes.items():
             self._usage.notes[note] = self._usage.notes.get(note, 0) + count
         unhinted = None
-        if codec is not None and self._has_hint:
+        if codec is not None and self._cuts_hint:
             unhinted = self._engine.prompt_ids(self._first_messages, self._initial.tools)
         segments, samples = split_by_context(transcript, self._prompt_strategy.prompt_ids.tolist(), unhinted)
         return Trajectory(

@@ -8,7 +8,8 @@ other module of Treadle, those of this package included, may change or move with
 from __future__ import annotations
 
 from treadle.api.dialects import FreeDialect, FunctionsDialect, Tag, TagDialect
-from treadle.api.environments import Call, Done, Environment, Message, ModelTurn, Outcome, Task
+from treadle.api.environments import Call, Done, Environment, Message, ModelTurn, Objective, Outcome, Task, objective_of
+from treadle.api.exploration import Draft, DraftFilter, Profile, Strategy
 from treadle.api.operators import Branch, Edit, EditRejected, Operator, OperatorContext
 from treadle.api.runs import evaluate, open_run, run_flow, run_stage
 from treadle.api.scoring import Grade, Judge, Score, Scorer, StoredRollout, Trajectory, View, as_data
@@ -30,6 +31,7 @@ from treadle.api.stages import (
 from treadle.api.tools import CallContext, ToolError, ToolOutcome, ToolSchema, tool
 from treadle.api.training import (
     Candidates,
+    Credit,
     CreditGroup,
     CreditRule,
     EventFile,
@@ -51,9 +53,12 @@ __all__ = [
     "Call",
     "CallContext",
     "Candidates",
+    "Credit",
     "CreditGroup",
     "CreditRule",
     "Done",
+    "Draft",
+    "DraftFilter",
     "Edit",
     "EditRejected",
     "Environment",
@@ -65,10 +70,12 @@ __all__ = [
     "Judge",
     "Message",
     "ModelTurn",
+    "Objective",
     "Operator",
     "OperatorContext",
     "Outcome",
     "Plan",
+    "Profile",
     "Ranking",
     "Recipe",
     "Reward",
@@ -87,6 +94,7 @@ __all__ = [
     "StageReport",
     "Step",
     "StoredRollout",
+    "Strategy",
     "Table",
     "Tag",
     "TagDialect",
@@ -101,6 +109,7 @@ __all__ = [
     "column",
     "evaluate",
     "mark_complete",
+    "objective_of",
     "open_run",
     "own_code",
     "run_flow",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.agent.contract import Call, Message, ModelTurn, Outcome, Task
 from treadle.environments.custom.base import Done, Environment
+from treadle.environments.objectives import Objective, objective_of
 
 __all__ = [
     "Call",
@@ -11,6 +12,8 @@ __all__ = [
     "Environment",
     "Message",
     "ModelTurn",
+    "Objective",
     "Outcome",
     "Task",
+    "objective_of",
 ]

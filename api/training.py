@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.engines.own_code import own_code
-from treadle.rl.credit.base import CreditGroup, CreditRule
+from treadle.rl.credit.base import Credit, CreditGroup, CreditRule
 from treadle.rl.rewards.base import GroupItem, Reward, RewardGroup, RewardRule
 from treadle.rl.selection.methods.base import Candidates, Ranking, SelectionMethod
 from treadle.rl.training_engine import RlEngine
@@ -12,6 +12,7 @@ from treadle.sft.training_engine import SftEngine
 
 __all__ = [
     "Candidates",
+    "Credit",
     "CreditGroup",
     "CreditRule",
     "EventFile",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from treadle.demo.evolve.world import LedgerWorld
 from treadle.demo.programs.tasks import write_programs
 from treadle.demo.world import World
 from treadle.demo.world_files import write_world
@@ -154,5 +155,21 @@ DEMOS: Mapping[str, Demo] = {
         },
         tutors=("tutor", "human"),
         training=(_HERE / "colbench_training.toml",),
+    ),
+    "evolve": Demo(
+        run="demo-evolve",
+        config=_HERE / "evolve.toml",
+        world=LedgerWorld(num_train=160),
+        engines=("serve", "sft", "trl"),
+        tutor_only={
+            "flow": {
+                "recipe": "agent-evolver",
+                "stages": ["exploration", "rollouts", "scores", "experience", "report"],
+                "models": ["tutor"],
+            },
+            "rollouts": {"sampling": {"max_tokens": 256}},
+        },
+        tutors=("tutor", "task_writer"),
+        training=(_HERE / "evolve_training.toml",),
     ),
 }

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from treadle.core.config import load_config
+from treadle.core.config import load_config, merge
 from treadle.core.engines.cache import Notify, cache_root
 from treadle.core.engines.environments import choose_variant, install, is_installed, lock_fact
 from treadle.core.figures import duration
@@ -38,7 +38,7 @@ def demo_configuration(
     said, places = demo.world.write(folder)
     notify(f"sample world: {said}, in {folder}")
     tokenizer = write_byte_tokenizer(folder / "tokenizer") if tutor_only else embedded_tokenizer(notify)
-    data = {**places, **demo.tokenizer_tables(tokenizer), **(demo.tutor_only if tutor_only else {})}
+    data = merge(merge(places, demo.tokenizer_tables(tokenizer)), demo.tutor_only if tutor_only else {})
     config = load_config(TreadleConfig, files, overrides, data=data)
     return _run_name(root, f"{demo.run}-tutor" if tutor_only else demo.run, fresh), config
 

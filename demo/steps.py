@@ -68,7 +68,21 @@ COLBENCH_STEPS: Mapping[str, DemoStep] = {
     "report": DemoStep("tables and charts", 1),
 }
 """Steps of `treadle demo colbench`; the times are estimates from those above, by numbers of tokens."""
-DEMO_STEPS = {"flywheel": STEPS, "gap": GAP_STEPS, "colbench": COLBENCH_STEPS}
+EVOLVE_STEPS: Mapping[str, DemoStep] = {
+    "exploration": DemoStep("an agent explores the ledger, tasks are written about what it found, and tried out", 15),
+    "rollouts@tutor": DemoStep("the tutor works on tasks of the ledger, some of them at the service", 10),
+    "sft_rows": DemoStep("right rollouts become fine-tuning rows, replies of the ledger masked", 1),
+    "sft": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on these rows", 200),
+    "rollouts@start": DemoStep("the fine-tuned model works on tasks to train on and on held-out ones, on vLLM", 130),
+    "experience": DemoStep("strategies and lessons are written about its rollouts, and checked", 5),
+    "rollouts@phase-1": DemoStep("it works on original and new tasks, four times each", 90),
+    "selection@phase-1": DemoStep("group-wise Pareto selection keeps the tasks whose rollouts differ most", 1),
+    "rl@phase-1": DemoStep("TRL trains it by GRPO; half of each group sees experience, each step has its credit", 260),
+    "rollouts@policy": DemoStep("the trained model works on the same held-out tasks", 90),
+    "report": DemoStep("tables and charts", 1),
+}
+"""Steps of `treadle demo evolve`; the times are estimates from those above, by numbers of tokens."""
+DEMO_STEPS = {"flywheel": STEPS, "gap": GAP_STEPS, "colbench": COLBENCH_STEPS, "evolve": EVOLVE_STEPS}
 _OTHER = DemoStep("", 1)
 _PRIOR_S = 60.0
 """Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""

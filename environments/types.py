@@ -32,6 +32,9 @@ class Traits:
         reads_payload: Whether episodes read the payload of tasks.
         roles: Names of the models that episodes ask.
         scorer: Name of the scorer of tasks that name none, if the type does not score them itself.
+        explores: Whether episodes need only the payload of a task to open its state, and show any text as the task: an
+            agent can explore the state of a task without its text, and other tasks can be made of it.
+        scores_references: Whether it says how good a rollout of such another task is, by the reference in its payload.
     """
 
     resume: Resume = "reenact"
@@ -43,6 +46,8 @@ class Traits:
     reads_payload: bool = True
     roles: tuple[str, ...] = ()
     scorer: str | None = None
+    explores: bool = False
+    scores_references: bool = False
 
 
 @dataclass(frozen=True, slots=True)

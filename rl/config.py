@@ -15,11 +15,11 @@ from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
 from treadle.environments.mixture import MixedSettings
 from treadle.environments.scorers.registry import AnyScorer
-from treadle.rl.credit.outcome import OutcomeCredit
-from treadle.rl.credit.registry import AnyCredit
+from treadle.rl.credit.registry import AnyCredit, is_default
+from treadle.rl.experience.settings import ExperienceSettings, ExperienceUse
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.oversampling import OverSampling
-from treadle.rl.presets import PLANNING_PRESETS
+from treadle.rl.presets import EVOLVER_PRESETS, PLANNING_PRESETS
 from treadle.rl.rewards.efficiency import EfficiencyReward
 from treadle.rl.rewards.overlong import OVERLONG_PARTS, Overlong
 from treadle.rl.rewards.registry import AnyReward
@@ -66,6 +66,7 @@ real tokens and the format check is strict, unlike in the scripts. The reward ha
 curriculum's phases."""
 
 DEFAULT_ENGINE: Any = "trl"
+DEFAULT_CREDIT: Any = "outcome"
 
 
 class RlOptions(TrainingOptions):
@@ -77,7 +78,7 @@ class RlOptions(TrainingOptions):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B, **PLANNING_PRESETS}
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B, **PLANNING_PRESETS, **EVOLVER_PRESETS}
 
     engine: AnyRlEngine = Field(default=DEFAULT_ENGINE, validate_default=True)
     """Training engine: `trl`, on one machine with CPU or GPUs; `verl`, on the GPUs of one or more machines; or one of
@@ -175,11 +176,13 @@ class RlOptions(TrainingOptions):
 
     reward: AnyReward = EfficiencyReward()
     """Rule that rewards the rollouts of a group."""
-    credit: AnyCredit = OutcomeCredit()
-    """Rule that turns the rewards of a group into advantages; verl supports `outcome` only."""
+    credit: AnyCredit = Field(default=DEFAULT_CREDIT, validate_default=True)
+    """Rule that turns the rewards of a group into advantages of its trajectories, or of their turns."""
     overlong: Overlong = "none"
     """Penalty in training for long responses: none, or up to 1 within the last eighth of `max_response_tokens`
     (`buffer`), linearly, for any reward rule. Tool results count, the prompt does not."""
+    experience: ExperienceUse = ExperienceUse()
+    """Experience of earlier rollouts that rollouts of the training see; not with verl."""
     symbolic: bool | None = None
     """Whether to use computer algebra for math answers that the cheaper checks cannot decide. None: the setting of
     `scores` in the same phase, so that selection and reward agree. Limits are those of `scores`."""
@@ -259,6 +262,23 @@ class RlOptions(TrainingOptions):
         return self
 
     @model_validator(mode="after")
+    def _check_experience(self) -> RlOptions:
+        if not self.experience.is_used:
+            return self
+        if not self.engine.trains_on_hints:
+            raise ValueError(
+                f"engine {self.engine.type} has one clipping range for all rollouts, and prompts without hints; use "
+                "trl, or leave out experience"
+            )
+        if self.experience.rollout_mode == "mixed" and (self.oversample is not None or self.branches):
+            raise ValueError(
+                "the rollouts of a group that see experience are chosen before it starts, but oversample and "
+                "initial_rollouts decide later which rollouts it has; leave them out, or use another "
+                "experience.rollout_mode"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_numbers(self) -> RlOptions:
         if (self.max_new_tokens or 0) > self.max_response_tokens:
             raise ValueError(
@@ -275,6 +295,17 @@ class RlOptions(TrainingOptions):
                 f"save_steps {self.save_steps} is not a multiple of validation_steps {self.validation_steps}, so saved "
                 "policies would lack a validation"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_credit(self) -> RlOptions:
+        if self.engine.has_critic and self.credits_turns:
+            raise ValueError(
+                f"credit {self.credit.type} computes the advantages, but so does a critic; leave out one of them"
+            )
+        others = {**self.reward.PARTS, **OVERLONG_PARTS[self.overlong]}
+        if twice := sorted(others.keys() & self.credit.PARTS.keys()):
+            raise ValueError(f"the reward and credit {self.credit.type} both have parts called {', '.join(twice)}")
         return self
 
     @model_validator(mode="after")
@@ -306,8 +337,13 @@ class RlOptions(TrainingOptions):
 
     @property
     def reward_parts(self) -> dict[str, str]:
-        """Name -> description of the parts of a reward: those of the rule, and those that other keys add."""
-        return {**self.reward.PARTS, **OVERLONG_PARTS[self.overlong]}
+        """Name -> description of the parts of a reward: those of its rule, of other keys, and of the credit rule."""
+        return {**self.reward.PARTS, **OVERLONG_PARTS[self.overlong], **self.credit.PARTS}
+
+    @property
+    def credits_turns(self) -> bool:
+        """True if the credit rule computes the advantages; by the usual rule, engines compute them from the rewards."""
+        return not is_default(self.credit)
 
     @property
     def branches(self) -> bool:
@@ -358,6 +394,8 @@ class RlSettings(MixedSettings):
     """Scorers of users that the questions name."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward, taken from the phase's `scores`; None if it is not used."""
+    experience: ExperienceSettings | None = None
+    """Rules of the pool of experience, and the models that update it, if there are any; none without a pool."""
     model_digest: str = ""
     """Digest of the files of the policy that training starts from; empty for a hub id or an input."""
     seed: int = 0

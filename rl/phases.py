@@ -39,8 +39,8 @@ def phase_number(address: Address) -> int:
 def rl_options(plan: Plan, address: Address) -> RlOptions:
     """Return the training options of an instance's phase, with its sigmas and its start filled in.
 
-    Raises ConfigError if the reward rule refuses its settings, or if the phase starts from a checkpoint that is made
-    later.
+    Raises ConfigError if the reward or credit rule refuses its settings, or if the phase starts from a checkpoint that
+    is made later.
     """
     training, phase, own = replace(address, stage="rl"), phase_number(address), plan.section("rl", RlOptions)
     changed_start = plan.overrides(training).get("start", own.start) != own.start
@@ -52,6 +52,7 @@ def rl_options(plan: Plan, address: Address) -> RlOptions:
     sigma_tool, sigma_length = curriculum(plan).sigmas(phase)
     reward = options.reward.filled(sigma_tool=sigma_tool, sigma_length=sigma_length)
     reward.check(str(training))
+    options.credit.check(str(training))
     options = options.model_copy(update={"reward": reward})
     _check_start(plan, options, training, phase)
     if options.symbolic is None:

@@ -1,4 +1,5 @@
-"""Published settings of `[rl]`: GAP (arXiv 2510.25320) and Agent Foundation Models, AFM (arXiv 2508.13167).
+"""Published settings of `[rl]`: GAP (arXiv 2510.25320), Agent Foundation Models, AFM (arXiv 2508.13167), AgentEvolver
+(arXiv 2511.10395).
 
 Each value names its source: "script" is the launch script published with the paper, "paper" the article,
 "default" a default of the published trainer, and "here" a choice of Treadle. How rewards compare answers is a key of
@@ -158,3 +159,77 @@ PLANNING_PRESETS: dict[str, dict[str, Any]] = {
     "afm-code-32b": AFM_CODE_32B,
 }
 """Settings by the name of the preset; the same names are presets of `[sft]`."""
+
+AGENTEVOLVER_7B: dict[str, Any] = {
+    "engine": "verl",  # script: a trainer derived from it
+    "reward": "outcome",  # script: the environment's score
+    "group_size": 8,  # script
+    "prompts_per_step": 32,  # script
+    "mini_batch_prompts": 8,  # script
+    "num_epochs": 40,  # script
+    "learning_rate": 1e-6,  # script
+    "lr_scheduler_type": "constant",  # default
+    "weight_decay": 0.01,  # default
+    "max_grad_norm": 1.0,  # default
+    "clip_low": 0.2,  # default
+    "clip_high": 0.28,  # default
+    "dual_clip": 3.0,  # default
+    "loss_agg": "token_mean",  # default
+    "kl_coef": 0.001,  # script
+    "temperature": 0.9,  # script
+    "top_p": 1.0,  # default
+    "top_k": -1,  # default
+    "max_prompt_tokens": 4000,  # script
+    "max_response_tokens": 21_580,  # script
+    "max_new_tokens": 4096,  # script
+    # script: alpha. default: all others. here: how often an unreadable reply is asked for again.
+    "credit": {
+        "type": "attribution",  # script
+        "scheme": "decouple",  # script
+        "outcome_on": "last_step",  # default
+        "alpha": 0.2,  # script
+        "alpha_decay": "none",  # default
+        "fix_base": 0.2,  # default
+        "consistent": 1.0,  # script
+        "inconsistent": 0.2,  # script
+        "weighting": "trajectories",  # script
+        "by_length": False,  # default
+        "prm_steps": 100,  # default
+        "skip": "none",  # script
+        "max_tokens": 8192,  # default
+        "request_time_s": 120.0,  # default
+        "concurrency": 20,  # default: what is in effect; 5 in the file
+    },
+    # script: rollout_mode "mixed", which needs engine "trl", as verl has no hints. default: what is not of the script.
+    "experience": {
+        "rollout_ratio": 0.5,  # script
+        "keep_ratio": 0.0,  # script
+        "top_k": 3,  # default
+        "off_clip_high": 0.6,  # default
+        "initial": True,  # script
+        "update_steps": 0,  # default
+    },
+    "validation_questions": 256,  # default: a batch of the validation
+    "validation_steps": 10,  # script
+    "save_steps": 10,  # here: script: 10,000, after which an interrupted training starts over
+    "finetuning_type": "full",  # script
+    "precision": "bf16",  # default
+    "gradient_checkpointing": True,  # script
+    "num_devices": 8,  # script
+    "tensor_parallel": 1,  # script
+    "per_device_batch_size": 1,  # script
+    "gpu_memory_share": 0.6,  # script
+}
+"""AgentEvolver with Qwen2.5-7B-Instruct, with labels of steps; `rl.credit.model` has to be set (script: qwen-plus)."""
+
+AGENTEVOLVER_14B: dict[str, Any] = {
+    **AGENTEVOLVER_7B,  # here: the published script is that of 7B; its defaults name the 14B policy
+    "credit": {**AGENTEVOLVER_7B["credit"], "alpha": 0.1},  # script: that of the 14B policy with labels alone
+}
+"""The same with Qwen2.5-14B-Instruct."""
+
+EVOLVER_PRESETS: dict[str, dict[str, Any]] = {
+    "agentevolver-7b": AGENTEVOLVER_7B,
+    "agentevolver-14b": AGENTEVOLVER_14B,
+}
+"""Settings by the name of the preset."""

@@ -26,6 +26,9 @@ class RlEngine(TrainingEngine):
     trains_several_samples: ClassVar[bool] = False
     """Whether a trajectory may consist of several token sequences, which share its advantage."""
 
+    trains_on_hints: ClassVar[bool] = False
+    """Whether rollouts may see text that their training prompts lack, with a clipping range of their own."""
+
     @property
     def has_critic(self) -> bool:
         """True if a critic estimates the values that rewards are compared with, instead of those of a group."""

@@ -17,6 +17,7 @@ from treadle.stages.entry import StageEntry
 
 SHIPPED: Mapping[str, str] = {
     "questions": "treadle.datagen.questions.entry:QUESTIONS",
+    "exploration": "treadle.datagen.exploration.entry:EXPLORATION",
     "index": "treadle.environments.question.index_entry:INDEX",
     "pools": "treadle.datagen.pools.entry:POOLS",
     "conversion": "treadle.datagen.conversion.entry:CONVERSION",
@@ -24,9 +25,11 @@ SHIPPED: Mapping[str, str] = {
     "sft": "treadle.sft.entry:SFT",
     "rollouts": "treadle.environments.rollouts.entry:ROLLOUTS",
     "scores": "treadle.eval.entry:SCORES",
+    "experience": "treadle.rl.experience.entry:EXPERIENCE",
     "preferences": "treadle.rl.preferences.entry:PREFERENCES",
     "candidates": "treadle.rl.candidates.entry:CANDIDATES",
     "advantages": "treadle.rl.advantages.entry:ADVANTAGES",
+    "guided_rollouts": "treadle.rl.guided.entry:GUIDED_ROLLOUTS",
     "dpo": "treadle.rl.dpo.entry:DPO",
     "selection": "treadle.rl.selection.entry:SELECTION",
     "rl": "treadle.rl.training.entry:RL",

@@ -130,11 +130,12 @@ def _check_qualifier(config: TreadleConfig, address: Address, entry: StageEntry)
         raise ConfigError(f"{address} names no model of this configuration; write it as {stem}@{example}{near}")
     if by_phase and not by_model:
         raise ConfigError(f"{address} names no phase of the curriculum; write it as {stem}@{phase_name(1)}")
-    named = [step.qualifier for step in config.flow.recipe.steps if address.stage in step.stages and step.qualifier]
+    named = [step.qualifier for step in config.flow.recipe.steps if address.stage in step.stages]
     # A model is a qualifier of its own: a recipe may name one, next to steps for each model.
-    if named and not by_model and address.qualifier not in named:
-        raise ConfigError(f"{address}: the recipe has {', '.join(f'{stem}@{name}' for name in named)}")
-    if not by_model and not named and address.qualifier is not None:
+    if any(named) and not by_model and (address.qualifier or "") not in named:
+        known = (f"{stem}@{name}" if name else stem for name in named)
+        raise ConfigError(f"{address}: the recipe has {', '.join(known)}")
+    if not by_model and not any(named) and address.qualifier is not None:
         raise ConfigError(f"{address}: there is one {address.stage} per iteration, so it takes no @{address.qualifier}")
 
 

@@ -73,7 +73,7 @@ class TreadleConfig(FlowTables, RlTables, DataTables, MixedSettings, _Tables):
             raise ValueError(f"a package adds the stage {taken[0]!r}, the name of a table of all runs; rename it")
         self._check_environments()
         check_entry_names(self.scorers)
-        for key, name in self.questions.named_scorers():
+        for key, name in (*self.questions.named_scorers(), *self.exploration.named_scorers()):
             try:
                 scorer_named(name, self.scorers)
             except ConfigError as error:

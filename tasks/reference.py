@@ -19,7 +19,7 @@ from typing_extensions import TypeAliasType
 
 from treadle.agent.sandbox import system_calls
 from treadle.core.config import Section, is_growing, is_operational, is_revisable
-from treadle.core.registry import Registry
+from treadle.core.registry import Entry, Registry
 from treadle.core.tables import Table
 from treadle.stages.registry import stage_entries
 from treadle.tasks.config import TreadleConfig
@@ -158,6 +158,8 @@ def _default(value: Any) -> str:
         return "see below"
     if isinstance(value, Path):
         return f"`{str(value)!r}`"
+    if isinstance(value, tuple) and any(isinstance(one, Entry) for one in value):
+        return f"`{[one.type for one in value]!r}`"
     return f"`{value!r}`"
 
 

@@ -79,6 +79,12 @@ class PassResult:
         self.retryable |= isinstance(error, TreadleError) and error.retryable
         self.num_consecutive_failures += 1
 
+    def merge(self, other: PassResult) -> None:
+        """Add the errors of another pass, over other jobs."""
+        self.errors |= other.errors
+        self.retryable |= other.retryable
+        self.first = self.first or other.first
+
 
 def cause_of(error: Exception) -> str:
     """Return the message of an error; with its type and its notes unless it is a TreadleError."""

@@ -81,13 +81,17 @@ class JobStage(ABC, Generic[T_Job]):
                 if self._budget.is_limited:
                     self._count_earlier()
                 async with reporting(lambda: self._report_status(sessions)):
-                    await self._job_runner.work(num_open)
+                    await self._run_jobs(num_open)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
             # The jobs stay pending; `check_pending` checks their share.
             self._job_runner.last.first = self._job_runner.last.first or str(error)
         return self._job_runner.work_result(self._facts)
+
+    async def _run_jobs(self, num_open: int) -> None:
+        """Run the unfinished jobs. A stage overrides it if further jobs follow from the results of these."""
+        await self._job_runner.work(num_open)
 
     def _report_status(self, sessions: ModelSessions) -> None:
         now_s = asyncio.get_running_loop().time()

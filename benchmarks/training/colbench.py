@@ -14,20 +14,21 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.parts.figures import Figure, add_json_option, publish
+from benchmarks.parts.solved import change_figures, pooled, solved_figures
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.demo.demos import program_tables
-from treadle.demo.dialogue_results import Dialogue, dialogues_of
+from treadle.demo.dialogue_results import dialogues_of
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.programs.tasks import write_programs
-from treadle.demo.results import compared
-from treadle.eval.statistics import ratio_interval, wilson_interval
+from treadle.eval.statistics import wilson_interval
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "colbench-small.toml"
 TREADLE = Path(sys.executable).with_name("treadle")
@@ -40,11 +41,6 @@ LEAST_ACCURACY = 0.7
 """Smallest share of held-out pairs that the critic has to order rightly."""
 LEAST_PAIRS = LEAST_TASKS = 200
 """Smallest number of held-out pairs, and of held-out tasks, that the figures have to be over."""
-NUM_SAMPLES = 10_000
-"""Samples of the bootstrap."""
-
-Dialogues = Mapping[str, Sequence[Dialogue]]
-"""Task -> its dialogues with a model."""
 
 
 def run_seed(folder: Path, seed: int, options: argparse.Namespace) -> Run:
@@ -81,45 +77,6 @@ def critic_figures(runs: Sequence[Run]) -> list[Figure]:
     ]
 
 
-def pooled(runs: Sequence[Run], model: str) -> Dialogues:
-    """Return the dialogues of a model over all seeds, by seed and task."""
-    return {
-        f"{number}/{key}": dialogues
-        for number, run in enumerate(runs)
-        for key, dialogues in dialogues_of(run, model).items()
-    }
-
-
-def model_figures(model: str, dialogues: Dialogues) -> list[Figure]:
-    """Return what a model solves, the tests that its programs pass, and the messages that it writes."""
-    solved = [(fmean(one.is_solved for one in group), 1.0) for group in dialogues.values()]
-    interval = ratio_interval(solved, num_samples=NUM_SAMPLES, seed=0)
-    every = list(chain.from_iterable(dialogues.values()))
-    return [
-        Figure(name=f"{model}: held-out tasks", value=len(dialogues), unit="tasks", at_least=LEAST_TASKS),
-        Figure(name=f"{model}: solved", value=interval.mean),
-        Figure(name=f"{model}: solved, lower end", value=interval.low),
-        Figure(name=f"{model}: solved, upper end", value=interval.high),
-        Figure(name=f"{model}: tests passed", value=fmean(one.share_passed or 0.0 for one in every)),
-        Figure(name=f"{model}: messages", value=fmean(one.num_turns for one in every), unit="messages"),
-    ]
-
-
-def change_figures(model: str, start: Dialogues, dialogues: Dialogues, at_least: float | None) -> list[Figure]:
-    """Return by how much a training changes what is solved, task by task."""
-    before, after = (
-        {key: [float(one.is_solved) for one in group] for key, group in given.items()} for given in (start, dialogues)
-    )
-    difference = compared(before, after).difference
-    low, high = difference.ends
-    assert low is not None and high is not None
-    return [
-        Figure(name=f"{model} minus start: solved", value=difference.mean),
-        Figure(name=f"{model} minus start: lower end", value=low, at_least=at_least),
-        Figure(name=f"{model} minus start: upper end", value=high),
-    ]
-
-
 def main() -> None:
     """Run all seeds, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -130,13 +87,16 @@ def main() -> None:
     add_json_option(parser)
     options = parser.parse_args()
     runs = [run_seed(options.folder / f"seed-{seed}", seed, options) for seed in options.seeds]
-    start = pooled(runs, START)
-    figures = [*critic_figures(runs), *model_figures(START, start)]
-    for model in (POLICY, *BASELINES):
-        dialogues = pooled(runs, model)
-        figures += model_figures(model, dialogues)
-        # An interval above 0, not at it.
-        figures += change_figures(model, start, dialogues, 1e-9 if model == POLICY else None)
+    figures = critic_figures(runs)
+    dialogues = {model: pooled(runs, partial(dialogues_of, model=model)) for model in (START, POLICY, *BASELINES)}
+    for model, by_task in dialogues.items():
+        figures += solved_figures(model, by_task, LEAST_TASKS)
+        passed = fmean(one.share_passed or 0.0 for one in chain.from_iterable(by_task.values()))
+        figures.append(Figure(name=f"{model}: tests passed", value=passed))
+        if model != START:
+            # An interval above 0, not at it.
+            at_least = 1e-9 if model == POLICY else None
+            figures += change_figures(f"{model} minus start", dialogues[START], by_task, at_least)
     publish(figures, options.json)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treadle.cli.options import root_option, say, set_option
-from treadle.cli.shown_runs import run_shown, shown_flow_run
+from treadle.cli.shown_runs import run_shown, shown_companions, shown_flow_run
 
 if TYPE_CHECKING:
     from treadle.cli.views.progress import ProgressView
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Run a small end-to-end demo on this machine.", epilog="Example:  treadle demo --prefect")
-@click.argument("name", type=click.Choice(["flywheel", "gap", "colbench"]), default="flywheel")
+@click.argument("name", type=click.Choice(["flywheel", "gap", "colbench", "evolve"]), default="flywheel")
 @click.option("--fresh", is_flag=True, help="Start a new demo run instead of continuing the last one.")
 @click.option("--tutor-only", is_flag=True, help="Run only the tutor: no models, training or engines (9 GB).")
 @click.option(
@@ -44,6 +44,10 @@ def demo(
     leaves open. It is fine-tuned on the tutor's dialogues, then trained by SWEET-RL: a critic that sees the hidden
     program ranks messages, and the model learns from pairs of them. Hidden tests decide.
 
+    `evolve` lets an agent make its own tasks: one explores the accounts of a ledger, another writes tasks about what it
+    found, a third tries them out. SmolLM2-135M, fine-tuned on a clerk's rollouts, is trained on them by reinforcement
+    learning, with hints from experience and credit for single steps. Held-out tasks are at an environment service.
+
     If a demo is stopped or killed, run it again and it continues.
 
     Each step shows its progress and the time left. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 9 minutes.
@@ -59,15 +63,16 @@ def demo(
     if not isinstance(root, Path):
         raise ConfigError("the demo writes its world next to its run: give a local folder as --root")
     run_id, config = demo_configuration(name, root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
-    instances = flow_instances(config)
     command = "treadle demo" if name == "flywheel" else f"treadle demo {name}"
-    try:
-        opened = open_run(root, run_id, config)
-    except RunError as error:
-        raise RunError(f"{error}; or start over with: {command} --fresh") from error
-    steps = DemoSteps(instances, opened, timed=not (tutor_only or overrides), steps=DEMO_STEPS[name])
-    view = ProgressView(steps=steps)
     with ExitStack() as stack:
+        # New models are checked against their servers, which may be companions.
+        stack.enter_context(shown_companions(config, ProgressView()))
+        try:
+            opened = open_run(root, run_id, config)
+        except RunError as error:
+            raise RunError(f"{error}; or start over with: {command} --fresh") from error
+        timed = not (tutor_only or overrides)
+        view = ProgressView(steps=DemoSteps(flow_instances(config), opened, timed=timed, steps=DEMO_STEPS[name]))
         server = None
         if with_prefect or os.environ.get("PREFECT_API_URL"):
             from treadle.tasks.prefect.available_server import available_server

@@ -23,10 +23,11 @@ def print_unknown_to_tutor(run: Run, records: Sequence[StageRecord]) -> None:
     if table is None or not any(model.startswith(MODEL) for model in models):
         return
     from treadle.demo.programs.families import read_request
+    from treadle.demo.tutor.ledger.errands import read_errands
     from treadle.demo.world_templates import recognise
 
     asked = [row["question"] for row in islice(run.rows(table).rows(("question",)), _MAX_SCANNED)]
-    if unknown := sum(recognise(one) is None and read_request(one) is None for one in asked):
+    if unknown := sum(not (recognise(one) or read_request(one) or read_errands(one)) for one in asked):
         click.echo(
             f"\n{MODEL} is a {DESCRIPTION}: {unknown:,} of {len(asked):,} questions are not from the sample world, so "
             "its answers to them mean nothing; use another model for these"

@@ -18,7 +18,7 @@ from pathlib import Path
 import treadle.core
 from treadle.core.engines.cache import cache_root
 
-_SUFFIXES = (".py", ".jinja", ".txt")
+_SUFFIXES = (".py", ".jinja", ".toml", ".txt")
 
 
 def own_code() -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from treadle.core.errors import StorageError
 from treadle.core.store.roots import Storage
@@ -27,6 +28,11 @@ class KeyedStore:
         # On a file system, concurrent writers wait for one lock and are slower together than one alone.
         self.num_writers = 1 if isinstance(storage, LocalStorage) else 8
         """Recommended number of threads per process that call `add` concurrently."""
+
+    @classmethod
+    def in_folder(cls, folder: Path, name: str) -> KeyedStore:
+        """Return a store in a subfolder of a local folder, which is created with the first value."""
+        return cls(LocalStorage(folder), name)
 
     def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None; raise ValueError for an invalid key, StorageError if reading fails."""

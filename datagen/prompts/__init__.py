@@ -1,4 +1,4 @@
-"""Load and render the prompts of stages that make data: operators of pools (arXiv 2601.06860), and `conversion`.
+"""Load and render the prompts of stages that make data: operators of pools (arXiv 2601.06860), and other stages.
 
 `<name>_system.txt` is the system message, `<name>.jinja` the user message. A user's folder may replace any of the
 files. Values are data: control token markers in them are escaped, they are never read as templates, and a missing value
@@ -25,6 +25,8 @@ PROMPTS = ("redundancy", "refine_thoughts", "locate_flaw", "analyse_flaw", "repl
 """Names of the prompts of operators."""
 CONVERT = ("convert",)
 """Names of the prompts of `conversion`."""
+SUMMARISE = ("summarise",)
+"""Names of the prompts of `exploration`."""
 
 
 @dataclass(frozen=True)

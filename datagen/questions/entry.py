@@ -9,7 +9,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.datagen.questions.source_rows import with_digests
-from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.datagen.questions.sources import MixtureSettings, QuestionsSettings
 from treadle.datagen.questions.tables import QUARANTINE
 from treadle.datagen.questions.tables import QUESTIONS as QUESTIONS_TABLE
 from treadle.datagen.questions.task_environment import TaskEnvironment
@@ -18,7 +18,7 @@ from treadle.environments.registry import traits_of
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import scorer_named
 from treadle.environments.settings import EnvironmentSettings
-from treadle.stages.entry import StageEntry
+from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.plan import Plan
 
 
@@ -34,7 +34,22 @@ def _settings(plan: Plan, address: Address) -> QuestionsSettings:
     scorers = plan.scorers()
     _check_scorers(address, environments, options, scorers)
     known = {name: _task_environment(one) for name, one in environments.items()}
+    if not _explored(plan, address):
+        if address.qualifier is None and options.mixture != MixtureSettings():
+            raise ConfigError(f"{address}: questions.mixture mixes explored tasks; add exploration to flow.stages")
+        options = options.model_copy(update={"mixture": MixtureSettings()})
     return with_digests(options.for_environments(known, seed=plan.seed, scorers=scorers))
+
+
+def _explored(plan: Plan, address: Address) -> tuple[Address, ...]:
+    """Return the instance whose tasks are mixed in; empty for the seed tasks, and if the flow does not explore."""
+    if address.qualifier is not None or "exploration" not in plan.stages:
+        return ()
+    return (Address(address.iteration, "exploration"),)
+
+
+def _inputs(plan: Plan, address: Address) -> Inputs:
+    return {"exploration": explored} if (explored := _explored(plan, address)) else {}
 
 
 def _task_environment(environment: EnvironmentSettings) -> TaskEnvironment:
@@ -61,6 +76,7 @@ def _check_scorers(
                 f"{address}: scorer = {source.scorer!r} of {source.label} compares with gold answers, which the tasks "
                 f"of {environment.type} do not have; leave it out"
             )
+        scorer.check(f"{address}: scorer = {source.scorer!r} of {source.label}")
         if (missing := scorer.missing(environment)) is not None:
             raise ConfigError(f"{address}: scorer = {source.scorer!r} of {source.label} needs {missing}")
 
@@ -75,6 +91,8 @@ QUESTIONS_STAGE = Stage(
     name="questions",
     version=3,
     settings=QuestionsSettings,
+    consumes={"exploration": "synthetic_tasks"},
+    optional=frozenset({"exploration"}),
     produces=(QUESTIONS_TABLE, QUARANTINE),
     run=_run,
 )
@@ -82,6 +100,6 @@ QUESTIONS = StageEntry(
     stage=QUESTIONS_STAGE,
     table=QuestionsSettings,
     settings=_settings,
-    inputs=lambda plan, address: {},
+    inputs=_inputs,
     description="Read, check and deduplicate the questions.",
 )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import Field, create_model, field_validator, model_validator
@@ -173,6 +173,19 @@ class SourceSettings(_Origin):
         return self.hub.rsplit("/", 1)[-1] if self.hub else self.path.stem if self.path else own
 
 
+class MixtureSettings(Section):
+    """Which training tasks there are, if the flow makes further ones by exploring; held-out tasks are always those of
+    the sources."""
+
+    originals: bool = True
+    """Whether the training tasks of the sources are among them."""
+    synthetic: Annotated[float, Field(ge=0.0)] | Literal["all"] = "all"
+    """Number of further tasks, as a ratio of the number of training tasks of the sources, or `all`. If there are fewer,
+    all are taken."""
+    seed: int = 42
+    """Seed of their choice and order."""
+
+
 class QuestionsSettings(Section):
     """Settings of the stage `questions`: sources, limits, duplicates, decontamination and split."""
 
@@ -202,6 +215,8 @@ class QuestionsSettings(Section):
     """Maximum share of unusable rows; above it the stage fails. Duplicates do not count."""
     max_payload_chars: int = Field(default=1_000_000, ge=2)
     """Maximum number of characters of a payload as JSON; a row with a longer one goes to quarantine."""
+    mixture: MixtureSettings = MixtureSettings()
+    """Share of the tasks that the stage `exploration` makes."""
     environments: dict[str, TaskEnvironment] = {}
     """Facts about the environments of the sources, by name; filled in when the run starts."""
     scorers: Operational[dict[str, dict[str, Any]]] = {}

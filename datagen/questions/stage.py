@@ -17,8 +17,8 @@ from typing import Any
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.runs.stage import StageContext
 from treadle.core.store.storage import storage_errors
-from treadle.core.untrusted.input_files import InputRow
 from treadle.core.untrusted.sanitize import one_line
+from treadle.datagen.exploration.mixture import check_not_held_out, chosen_tasks, state_of
 from treadle.datagen.questions.contamination import BenchmarkIndex
 from treadle.datagen.questions.duplicates import DuplicateIndex, identity
 from treadle.datagen.questions.environment_tasks import FindTasks, find_tasks, task_rows
@@ -80,6 +80,13 @@ class _QuestionsRun:
         self._environment_of: dict[str, str] = {}
         """Environment of each data set."""
         self.benchmark_rows_skipped = 0
+        self._explored = context.inputs.get("exploration", ())
+        self._held_out: set[str] = set()
+        """Keys of held-out tasks, if tasks that were made by exploring are mixed in."""
+        self.num_left_out = 0
+        """Number of training tasks of the sources that the mixture leaves out."""
+        self.mixed: Counter[str] = Counter()
+        """Number of tasks made by exploring that are mixed in, and of the others by reason."""
 
     def add_benchmark(self, source: SourceSettings) -> None:
         """Read a benchmark whose questions are excluded from training; raise DataError if it has no question."""
@@ -110,7 +117,8 @@ class _QuestionsRun:
                 question = parse_row(row, source, self._settings)
                 split = self._admit(question)
             except RowRejected as rejection:
-                self._reject(masked(row, source.hidden), source, rejection, tally)
+                shown = masked(row, source.hidden)
+                self._reject(shown.number, shown.raw, source, rejection, tally)
             else:
                 tally.kept += 1
                 self._keep(question, split, source)
@@ -121,6 +129,33 @@ class _QuestionsRun:
             counts = ", ".join(f"{reason} {tally.reasons[reason]:,}" for reason in left_out)
             _log.warning("%s: rows that cannot be asked as text or scored are left out: %s", source.label, counts)
         return tally
+
+    def mix(self) -> None:
+        """Add the tasks that were made by exploring, as the mixture says; held-out tasks are not among them."""
+        usable = [row for table in self._explored for row in table.rows(QUESTIONS.schema.names) if self._is_usable(row)]
+        originals = self.splits["train"] + self.num_left_out
+        for row in chosen_tasks(usable, originals, self._settings.mixture):
+            self.mixed["synthetic"] += 1
+            self._write(row)
+        self.mixed["synthetic_unused"] += len(usable) - self.mixed["synthetic"]
+
+    def _is_usable(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a task repeats no other one and none of a benchmark; raise DataError if it is held out."""
+        check_not_held_out(row, self._held_out)
+        duplicate = self._duplicates.add(
+            row["question_key"],
+            row["question"],
+            tuple(row["answers"]),
+            (),
+            heldout=False,
+            payload=state_of(row),
+            environment=row["environment"],
+        )
+        reason = "synthetic_duplicate" if duplicate is not None else ""
+        if not reason and self._benchmarks.find(row["question"]):
+            reason = "synthetic_contaminated"
+        self.mixed.update([reason] if reason else [])
+        return not reason
 
     def _admit(self, question: ParsedQuestion) -> Split:
         """Return the question's split; raise RowRejected for a duplicate or a contaminated training question."""
@@ -172,9 +207,11 @@ class _QuestionsRun:
 
     def _keep(self, question: ParsedQuestion, split: Split, source: SourceSettings) -> None:
         self._check_environment(question, source)
-        self.datasets[question.dataset] += 1
-        self.splits[split] += 1
-        self.environments[question.environment] += 1
+        if split == "heldout" and self._explored:
+            self._held_out.add(question.key)
+        if split == "train" and self._explored and not self._settings.mixture.originals:
+            self.num_left_out += 1
+            return
         row = {
             **{name: value for name, value in asdict(question).items() if name != "kind"},
             "question_key": question.key,
@@ -183,23 +220,31 @@ class _QuestionsRun:
             "split": split,
             "source_file": source.label,
         }
+        self._write(row)
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self.datasets[row["dataset"]] += 1
+        self.splits[row["split"]] += 1
+        self.environments[row["environment"]] += 1
         self._context.write(QUESTIONS.kind, [row])
 
-    def _reject(self, row: InputRow, source: SourceSettings, rejection: RowRejected, tally: _SourceTally) -> None:
+    def _reject(
+        self, number: int, raw: str, source: SourceSettings, rejection: RowRejected, tally: _SourceTally
+    ) -> None:
         rejected = {
             "source_file": source.label,
-            "source_row": row.number,
+            "source_row": number,
             "dataset": source.dataset_name,
             "reason": rejection.reason,
             "detail": str(rejection),
-            "raw": row.raw,
+            "raw": raw,
         }
         self._context.write(QUARANTINE.kind, [rejected])
         tally.reasons[rejection.reason] += 1
         if rejection.reason not in _DUPLICATE_REASONS:
-            tally.first_problem = tally.first_problem or f"row {row.number}: {rejection}"
+            tally.first_problem = tally.first_problem or f"row {number}: {rejection}"
             with storage_errors("write", self.unusable_file), self.unusable_file.open("a", encoding="ascii") as file:
-                file.write(json.dumps(rejected | {"raw": row.raw[:_SHOWN_CHARS]}) + "\n")
+                file.write(json.dumps(rejected | {"raw": raw[:_SHOWN_CHARS]}) + "\n")
 
 
 def run_questions(context: StageContext, find_tasks: FindTasks = find_tasks) -> Mapping[str, Any]:
@@ -216,6 +261,8 @@ def run_questions(context: StageContext, find_tasks: FindTasks = find_tasks) -> 
     for source in settings.sources:
         tallies[source.label] = intake.add_source(source)
         context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
+    if context.inputs.get("exploration"):
+        intake.mix()
     _warn_about_unused_routes(settings, intake.datasets)
     _check_error_rate(tallies, settings, context.accept_failures, intake.unusable_file)
     reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
@@ -275,11 +322,13 @@ def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally], reasons
     environments = intake.environments if len(intake.environments) > 1 else {}
     return {
         "rows_read": sum(tally.rows for tally in tallies.values()),
-        "questions": sum(tally.kept for tally in tallies.values()),
+        "questions": sum(intake.splits.values()),
         "quarantined": reasons.total(),
         **{f"reason.{name}": count for name, count in sorted(reasons.items())},
         **{f"dataset.{name}": count for name, count in sorted(intake.datasets.items())},
         **{f"split.{name}": count for name, count in sorted(intake.splits.items())},
+        **dict(sorted(intake.mixed.items())),
+        **({"originals_left_out": intake.num_left_out} if intake.num_left_out else {}),
         **{f"{METRIC_PREFIX}{name}": count for name, count in sorted(environments.items())},
         "benchmark_rows_skipped": intake.benchmark_rows_skipped,
     }

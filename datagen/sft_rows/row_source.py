@@ -40,8 +40,8 @@ def row_source(plan: Plan, address: Address) -> RowSource:
 
 
 def rolled_out_policy(plan: Plan, iteration: int) -> str | None:
-    """Return the model whose rollouts become rows or pairs in an iteration, rewritten or not; None if none do."""
-    if "preferences" in plan.stages:
+    """Return the model whose rollouts become rows, pairs or experience in an iteration, rewritten or not, or None."""
+    if "preferences" in plan.stages or "experience" in plan.stages:
         return policy_of(plan, iteration)
     if "conversion" in plan.stages and not plan.options(Address(iteration, "conversion"), ConversionOptions).texts:
         return policy_of(plan, iteration)

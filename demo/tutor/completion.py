@@ -14,6 +14,7 @@ from treadle.demo.tutor import roles
 from treadle.demo.tutor.conversation import Conversation, read_messages, read_prompt
 from treadle.demo.tutor.critic import reply_to_task
 from treadle.demo.tutor.dialogue import next_dialogue_turn
+from treadle.demo.tutor.ledger.replies import LEDGER_ROLES
 from treadle.demo.tutor.planning import next_planning_turn
 from treadle.demo.tutor.policy import next_turn
 from treadle.demo.tutor.seeded_draws import Draws
@@ -112,6 +113,8 @@ class ReplyWriter:
 
     def _text(self, model: str, conversation: Conversation, draws: Draws) -> str:
         role = roles.role_of(model, conversation)
+        if (ledger_role := LEDGER_ROLES.get(role)) is not None:
+            return ledger_role(conversation, self._settings.rates_for(model), draws)
         if role == "policy":
             return next_turn(conversation, self._settings.rates_for(model), draws)
         if role == "planner" or role == "sequential":

@@ -11,18 +11,19 @@ from typing import Literal
 
 from treadle.demo.tutor.conversation import Conversation
 from treadle.demo.tutor.dialogue import dialogue_role
+from treadle.demo.tutor.ledger.errands import read_errands
 from treadle.demo.tutor.planning import planning_role
 
 Role = Literal[
     "policy", "planner", "sequential", "asker", "guesser", "human", "judge", "gullible-judge", "critic", "refiner",
-    "summarizer",
+    "summarizer", "clerk", "explorer", "task-writer", "grader", "attributor", "lesson-writer", "lesson-checker",
 ]  # fmt: skip
 Task = Literal["redundancy", "locate", "analyse", "replace", "reflect", "thoughts"]
 """Tasks of the data flywheel."""
 
 _SUFFIXES: tuple[Role, ...] = (
     "gullible-judge", "judge", "critic", "refiner", "summarizer", "planner", "sequential", "asker", "guesser",
-    "human",
+    "human", "clerk", "explorer", "task-writer", "grader", "attributor", "lesson-writer", "lesson-checker",
 )  # fmt: skip
 _GOLD = re.compile(r"(?im)^\W*(?:gold|reference|correct|expected|ground[- ]truth)[^:\n]{0,30}:\W*(.*)$")
 _PREDICTED = re.compile(
@@ -54,14 +55,16 @@ _BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
 def role_of(model: str, conversation: Conversation) -> Role:
     """Return the role in a model name's suffix; else guess it from the prompt; else the policy.
 
-    Dialogues about programs have marks of their own. Else the system message decides. If it sets no task, the
-    instructions of a planning agent in the user's message do.
+    Dialogues about programs have marks of their own, and tasks of the ledger their wordings. Else the system message
+    decides. If it sets no task, the instructions of a planning agent in the user's message do.
     """
     for role in _SUFFIXES:
         if model.endswith(f"-{role}"):
             return role
     if (speaker := dialogue_role(conversation)) is not None:
         return speaker
+    if read_errands(conversation.user):
+        return "clerk"
     role = _role_in(conversation.system)
     return (planning_role(conversation) or role) if role == "policy" else role
 

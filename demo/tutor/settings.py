@@ -20,7 +20,7 @@ MODEL = "treadle-tutor"
 
 _ROLES = (
     "strong", "noisy", "planner", "sequential", "judge", "gullible-judge", "critic", "refiner", "summarizer", "asker",
-    "guesser", "human",
+    "guesser", "human", "clerk", "explorer", "task-writer", "grader", "attributor", "lesson-writer", "lesson-checker",
 )  # fmt: skip
 MODELS = (MODEL, *(f"{MODEL}-{name}" for name in _ROLES))
 

@@ -15,6 +15,7 @@ from treadle.core.chat_turns import well_formed
 from treadle.environments.bfcl.settings import BfclSettings
 from treadle.environments.bfcl.worker import Worker, Workers, open_workers
 from treadle.environments.custom.base import Environment
+from treadle.environments.objectives import objective_of
 from treadle.environments.types import Resources
 
 _FAILED = "Error during execution:"
@@ -25,6 +26,7 @@ class Bfcl(Environment):
     """One task: messages of the user, one after the other, each once the model has ended a turn without a call."""
 
     dialect: ClassVar[Dialect] = FunctionsDialect()
+    explores: ClassVar[bool] = True
 
     @classmethod
     def open_shared(cls, settings: BfclSettings, resources: Resources) -> AbstractAsyncContextManager[Workers]:
@@ -53,6 +55,10 @@ class Bfcl(Environment):
         begun = await self._worker.ask("begin", task=self._id)
         self._messages = list(map(str, begun["messages"]))
         self._added = {int(turn): _schemas(tools) for turn, tools in begun["added"].items()}
+        self._is_own = objective_of(task.payload) is None
+        if not self._is_own:
+            # Another task on the same state: one message of the user.
+            self._messages, self._added = [task.text], {}
         self._max_steps: int = begun["max_steps"]
         self.schemas = _schemas(begun["tools"])  # type: ignore[misc]  # a class variable that `reset` may set
         self._turns: list[list[list[str]]] = [[]]
@@ -107,8 +113,10 @@ class Bfcl(Environment):
     async def outcome(self) -> Outcome:
         """Return the verdict of the package; a conversation that did not reach its end is wrong, as there.
 
-        The reward of a rollout without a turn of the model is unknown.
+        The reward of a rollout without a turn of the model is unknown, and that of another task on the same state.
         """
+        if not self._is_own:
+            return Outcome()
         if not self._is_over:
             return Outcome(0.0 if self._num_turns else None, False)
         async with self._workers.connected() as worker:

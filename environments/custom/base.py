@@ -57,6 +57,10 @@ class Environment:
         roles: Names of models under `models` that episodes may `ask`.
         schemas: Tools that the class answers itself in `step`; those of `environment.tools` are added to them. May be
             set in `reset`.
+        explores: Whether `reset` needs only the payload of a task to open its state and shows `task.text` as it is, so
+            that agents can explore the state without the text, and other tasks can be made of it.
+        scores_references: Whether the class says how good a rollout of such a task is, by the reference in its payload:
+            see `treadle.api.objective_of`.
         task: The task, with its hidden payload and answers.
         shared: What `open_shared` yields.
     """
@@ -67,6 +71,8 @@ class Environment:
     system: ClassVar[str] = ""
     roles: ClassVar[tuple[str, ...]] = ()
     schemas: ClassVar[Sequence[ToolSchema]] = ()
+    explores: ClassVar[bool] = False
+    scores_references: ClassVar[bool] = False
     task: ClassVar[Task]
     shared: ClassVar[Any] = None
 

@@ -60,7 +60,13 @@ class CustomType:
         """See `EnvironmentType`."""
         cls = self._environment
         brings_tasks = cls.tasks.__func__ is not Environment.tasks.__func__  # type: ignore[attr-defined]
-        return Traits(resume=cls.resume, brings_tasks=brings_tasks, roles=cls.roles)
+        return Traits(
+            resume=cls.resume,
+            brings_tasks=brings_tasks,
+            roles=cls.roles,
+            explores=cls.explores,
+            scores_references=cls.scores_references,
+        )
 
     def tasks(self, settings: EnvironmentSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
         """See `EnvironmentType`. Raises ConfigError if the class has no async generator."""

@@ -1,23 +1,36 @@
 """Make the tasks of the ledger from seeds, and say how far a book fulfils them.
 
 A task is a text, the state that it asks for, and the calls of one solution, three to six of them with the last one,
-which hands the task in.
+which hands the task in. A task that was made by exploring a book has the calls of its reference in their place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from treadle.environments.ledger.book import Account, Book
+import orjson
+
+from treadle.environments.ledger.book import Account, Book, CallError
 
 SUBMIT = "submit"
 """Name of the call that ends an episode; its only argument is `answer`."""
 _SIDE_EFFECT_FACTOR = 0.5
 
 GoldCall = tuple[str, Mapping[str, Any]]
+Kind = Literal["pay_cheapest", "sum_open", "cover", "cancel_small"]
+TEXTS: Mapping[Kind, str] = {
+    "pay_cheapest": "Pay the cheapest open order of {owner}; of equally cheap ones the first listed. "
+    "Then submit the account's new balance in cents.",
+    "sum_open": "Submit the total of {owner}'s open orders in cents. Change nothing.",
+    "cover": "{giver} pays for {owner}: transfer the amount of {owner}'s dearest open order from "
+    "{giver}'s account to {owner}'s, pay that order, and submit the amount in cents.",
+    "cancel_small": "Cancel the two cheapest open orders of {owner}, and submit 2.",
+}
+"""Kind of task -> its text, with the holders of the accounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +40,15 @@ class Assignment:
     Attributes:
         text: What the agent is asked to do.
         answer: What it has to submit; None if only the book counts.
-        solution: Calls that fulfil it, as names and arguments.
+        solution: Calls that fulfil it, as names and arguments; those that the book refuses change nothing.
+        kind: Kind of task; None for one that was made by exploring a book.
     """
 
     seed: int
     text: str
-    answer: int | None
+    answer: object
     solution: Sequence[GoldCall]
+    kind: Kind | None = None
 
     @classmethod
     def make(cls, seed: int) -> Assignment:
@@ -41,10 +56,18 @@ class Assignment:
         draw = random.Random(f"assignment {seed}")
         return draw.choice(_TEMPLATES)(seed, Book.make(seed), draw)
 
-    def score(self, book: Book, answer: object) -> float:
+    @classmethod
+    def referenced(cls, seed: int, text: str, reference: Sequence[str]) -> Assignment:
+        """Return another task on the book of a seed, whose solution is the calls in the turns of a reference."""
+        calls = [call for turn in reference for call in calls_in(turn)]
+        answers = [arguments.get("answer") for name, arguments in calls if name == SUBMIT]
+        return cls(seed, text, answers[-1] if answers else None, calls)
+
+    def score(self, book: Book, answer: object) -> float | None:
         """Return the share of what was asked that is done, from 0 to 1; 1 only if nothing else was changed.
 
-        Each order and account that the solution changes counts, and the answer. Other changes halve the score.
+        Each order and account that the solution changes counts, and the answer. Other changes halve the score. None if
+        the solution neither changes nor submits anything.
         """
         before, after = _facts(Book.make(self.seed)), _facts(self._solved())
         now = _facts(book)
@@ -54,6 +77,8 @@ class Assignment:
         if self.answer is not None:
             total += 1
             reached += answer == self.answer and not isinstance(answer, bool)
+        if not total:
+            return None
         elsewhere = any(now[name] != before[name] for name in now if name not in wanted)
         return reached / total * (_SIDE_EFFECT_FACTOR if elsewhere else 1.0)
 
@@ -61,8 +86,22 @@ class Assignment:
         book = Book.make(self.seed)
         for name, arguments in self.solution:
             if name != SUBMIT:
-                book.call(name, arguments)
+                with contextlib.suppress(CallError):
+                    book.call(name, arguments)
         return book
+
+
+def calls_in(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the calls in a turn, as names and arguments: each line that is a JSON object with a text `call`."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for line in text.splitlines():
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(value, dict) and isinstance(value.get("call"), str):
+            found.append((value.pop("call"), value))
+    return found
 
 
 def _facts(book: Book) -> dict[str, object]:
@@ -82,29 +121,21 @@ def _look_up(account: Account) -> list[GoldCall]:
 def _pay_cheapest(seed: int, book: Book, draw: random.Random) -> Assignment:
     account, _ = _two_accounts(book, draw)
     order = min(book.orders_of(account.id, "open"), key=lambda order: (order.amount, order.id))
-    text = (
-        f"Pay the cheapest open order of {account.holder}; of equally cheap ones the first listed. "
-        "Then submit the account's new balance in cents."
-    )
     left = account.balance - order.amount
     calls = [*_look_up(account), ("pay_order", {"order": order.id}), (SUBMIT, {"answer": left})]
-    return Assignment(seed, text, left, calls)
+    return Assignment(seed, TEXTS["pay_cheapest"].format(owner=account.holder), left, calls, "pay_cheapest")
 
 
 def _sum_open(seed: int, book: Book, draw: random.Random) -> Assignment:
     account, _ = _two_accounts(book, draw)
     total = sum(order.amount for order in book.orders_of(account.id, "open"))
-    text = f"Submit the total of {account.holder}'s open orders in cents. Change nothing."
-    return Assignment(seed, text, total, [*_look_up(account), (SUBMIT, {"answer": total})])
+    text = TEXTS["sum_open"].format(owner=account.holder)
+    return Assignment(seed, text, total, [*_look_up(account), (SUBMIT, {"answer": total})], "sum_open")
 
 
 def _cover(seed: int, book: Book, draw: random.Random) -> Assignment:
     giver, owner = _two_accounts(book, draw)
     order = max(book.orders_of(owner.id, "open"), key=lambda order: (order.amount, order.id))
-    text = (
-        f"{giver.holder} pays for {owner.holder}: transfer the amount of {owner.holder}'s dearest open order from "
-        f"{giver.holder}'s account to {owner.holder}'s, pay that order, and submit the amount in cents."
-    )
     if [one.amount for one in book.orders_of(owner.id, "open")].count(order.amount) > 1:
         return _sum_open(seed, book, draw)  # two orders are the dearest
     calls: list[GoldCall] = [
@@ -114,7 +145,8 @@ def _cover(seed: int, book: Book, draw: random.Random) -> Assignment:
         ("pay_order", {"order": order.id}),
         (SUBMIT, {"answer": order.amount}),
     ]
-    return Assignment(seed, text, order.amount, calls)
+    text = TEXTS["cover"].format(giver=giver.holder, owner=owner.holder)
+    return Assignment(seed, text, order.amount, calls, "cover")
 
 
 def _cancel_small(seed: int, book: Book, draw: random.Random) -> Assignment:
@@ -122,9 +154,10 @@ def _cancel_small(seed: int, book: Book, draw: random.Random) -> Assignment:
     first, second = sorted(book.orders_of(account.id, "open"), key=lambda order: (order.amount, order.id))[:2]
     if sum(order.amount <= second.amount for order in book.orders_of(account.id, "open")) > 2:
         return _sum_open(seed, book, draw)  # more than two are the cheapest
-    text = f"Cancel the two cheapest open orders of {account.holder}, and submit 2."
+    text = TEXTS["cancel_small"].format(owner=account.holder)
     cancelled: list[GoldCall] = [("cancel_order", {"order": order.id}) for order in (first, second)]
-    return Assignment(seed, text, 2, [*_look_up(account), *cancelled, (SUBMIT, {"answer": 2})])
+    calls = [*_look_up(account), *cancelled, (SUBMIT, {"answer": 2})]
+    return Assignment(seed, text, 2, calls, "cancel_small")
 
 
 _TEMPLATES: Sequence[Callable[[int, Book, random.Random], Assignment]] = (

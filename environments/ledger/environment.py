@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import orjson
+from pydantic import Field
 
 from treadle.agent.contract import Call, Message, ModelTurn, Outcome, Task
 from treadle.core.seeds import derive_seed
 from treadle.environments.custom.base import Done, Environment, Reaction
-from treadle.environments.ledger.assignment import SUBMIT, Assignment
+from treadle.environments.ledger.assignment import SUBMIT, TEXTS, Assignment, Kind, calls_in
 from treadle.environments.ledger.book import CALLS, Book, CallError
+from treadle.environments.objectives import objective_of
 
 _MAX_CALLS_PER_TURN = 16
 _NO_CALL = 'Write a call as one line of JSON, such as {"call": "find_account", "holder": "Ada"}.'
@@ -36,28 +39,36 @@ class Ledger(Environment):
     """Toy environment of accounts and orders; every task takes three to six calls."""
 
     system: ClassVar[str] = _told()
+    explores: ClassVar[bool] = True
+    scores_references: ClassVar[bool] = True
 
     num_tasks: int = 200
     """Number of tasks of the split `train`; `heldout` has a quarter of it."""
     max_calls: int = 24
     """Most calls of an episode; past them it ends."""
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = tuple(TEXTS)
+    """Kinds of its tasks."""
+    instructions: str = ""
+    """System message in place of the description of all calls, such as a shorter one for a model that knows them."""
 
     @classmethod
     async def tasks(cls, settings: Any, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the tasks of `train` or `heldout`; other splits have none."""
         count = {"train": settings.num_tasks, "heldout": settings.num_tasks // 4}.get(split, 0)
-        for number in range(count):
-            made = derive_seed("ledger", split, seed, number)
-            yield {"question": Assignment.make(made).text, "payload": {"seed": made}}
+        seeds = (derive_seed("ledger", split, seed, number) for number in itertools.count())
+        made = (one for one in map(Assignment.make, seeds) if one.kind in settings.kinds)
+        for assignment in itertools.islice(made, count):
+            yield {"question": assignment.text, "payload": {"seed": assignment.seed}}
 
-    async def reset(self, task: Task) -> str:
+    async def reset(self, task: Task) -> Sequence[Mapping[str, str]]:
         """Open the book of the task's seed."""
-        self._assignment = Assignment.make(int(task.payload["seed"]))
+        self._assignment = _assignment_of(task)
         self._book = Book.make(self._assignment.seed)
         self._num_calls = 0
         self._answer: object = None
         self._is_done = False
-        return self._assignment.text
+        system = {"role": "system", "content": self.instructions or self.system}
+        return [system, {"role": "user", "content": self._assignment.text}]
 
     async def step(self, turn: ModelTurn) -> Reaction:
         """Carry out the calls of a turn, in their order."""
@@ -85,9 +96,15 @@ class Ledger(Environment):
     async def outcome(self) -> Outcome:
         """Return the share of the task that is done; it is solved only if all is, and nothing else changed."""
         score = self._score()
-        return Outcome(score, score >= 1.0)
+        return Outcome(score, None if score is None else score >= 1.0)
 
-    def _score(self) -> float:
+    @classmethod
+    def hidden_information(cls, settings: Any, task: Task) -> str:
+        """Return a sentence with the calls of one solution."""
+        solution = "; ".join(solution_text(_assignment_of(task)))
+        return f"These calls solve the task: {solution}"
+
+    def _score(self) -> float | None:
         return self._assignment.score(self._book, self._answer)
 
     def _run(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -97,19 +114,17 @@ class Ledger(Environment):
             return orjson.dumps({"error": str(error)}).decode()
 
 
+def _assignment_of(task: Task) -> Assignment:
+    """Return the task of the seed in a payload, or the other one on its book that the payload has the reference of."""
+    seed, objective = int(task.payload["seed"]), objective_of(task.payload)
+    return Assignment.make(seed) if objective is None else Assignment.referenced(seed, task.text, objective.reference)
+
+
 def _calls_of(turn: ModelTurn) -> list[tuple[str, Mapping[str, Any], str]]:
     """Return name, arguments and id of each call: native ones, else the lines of JSON in the text."""
     if turn.calls:
         return [_native(call) for call in turn.calls]
-    found: list[tuple[str, Mapping[str, Any], str]] = []
-    for line in turn.text.splitlines():
-        try:
-            value = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue
-        if isinstance(value, dict) and isinstance(value.get("call"), str):
-            found.append((value.pop("call"), value, ""))
-    return found
+    return [(name, arguments, "") for name, arguments in calls_in(turn.text)]
 
 
 def _native(call: Call) -> tuple[str, Mapping[str, Any], str]:

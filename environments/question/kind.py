@@ -33,6 +33,7 @@ class QuestionType:
             has_answers=True,
             writes_messages=not is_tags,
             reads_payload=bool(settings.tools),
+            explores=True,
         )
 
     async def tasks(self, settings: QuestionSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:

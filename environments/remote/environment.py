@@ -17,6 +17,7 @@ from treadle.agent.tools.outcome import clip
 from treadle.agent.tools.schema import ToolSchema
 from treadle.core.errors import ToolError
 from treadle.environments.custom.base import Environment
+from treadle.environments.objectives import objective_of
 from treadle.environments.remote.client import ServiceClient
 from treadle.environments.remote.replies import ReplyUnusable, ServiceMessage, ServiceState
 from treadle.environments.remote.settings import ServiceSettings
@@ -71,7 +72,10 @@ class ServiceEnvironment(Environment):
         if state.is_terminated:
             raise ReplyUnusable("the environment service made an instance that has ended already")
         self.schemas = self._tools(state)  # type: ignore[misc]  # a class variable that `reset` may set
-        return [{"role": one.role, "content": one.text} for one in state.messages if one.text or one.role == "user"]
+        shown = [{"role": one.role, "content": one.text} for one in state.messages if one.text or one.role == "user"]
+        if objective_of(task.payload) is None:
+            return shown
+        return [*shown[:-1], {"role": "user", "content": task.text}]
 
     async def step(self, turn: ModelTurn) -> Observation:
         """Act on the instance; a turn that the window or the budget cut is not sent."""
@@ -96,8 +100,11 @@ class ServiceEnvironment(Environment):
         )
 
     async def outcome(self) -> Outcome | None:
-        """Return the score of the instance; None without a turn of the model, which nothing can be said of."""
-        if not self._num_turns:
+        """Return the score of the instance; None without a turn of the model, which nothing can be said of.
+
+        The service scores its own task, so there is none for another one on the same state.
+        """
+        if not self._num_turns or objective_of(self.task.payload) is not None:
             return None
         client: ServiceClient = self.shared
         score = await client.evaluate(self._instance)

@@ -20,4 +20,4 @@ class ServiceType(CustomType):
 
     def traits(self, settings: Any) -> Traits:
         """See `EnvironmentType`."""
-        return Traits(resume=settings.resume, brings_tasks=True)
+        return Traits(resume=settings.resume, brings_tasks=True, explores=True)

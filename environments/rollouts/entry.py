@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.runs.address import Address
 from treadle.environments.mixture import role_models_of, summarizer_of
@@ -10,25 +12,31 @@ from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 from treadle.environments.rollouts.summary import rollouts_report
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.models import checked_model, checkpoints_of, role_of
-from treadle.stages.plan import Plan
+from treadle.stages.plan import Plan, SampledModel
 
 
 def _settings(plan: Plan, address: Address) -> RolloutsSettings:
-    sampled = plan.sampled(address)
+    return RolloutsSettings(
+        model_name=address.qualifier or "",
+        **rollout_fields(plan, plan.sampled(address)),
+        options=plan.options(address, RolloutOptions),
+    )
+
+
+def rollout_fields(plan: Plan, sampled: SampledModel) -> dict[str, Any]:
+    """Return the fields of `RolloutsSettings` for rollouts of a model, except its name in the rows and the options."""
     model, tokenizer_digest = checked_model(sampled.name, sampled.model)
     helper = summarizer_of(plan.environments())
     summarizer, summarizer_digest = checked_model(helper, plan.models[helper]) if helper else (None, "")
-    return RolloutsSettings(
-        model_name=address.qualifier or "",
-        model=model,
-        tokenizer_digest=tokenizer_digest,
+    return {
+        "model": model,
+        "tokenizer_digest": tokenizer_digest,
         **plan.mixture(),
-        summarizer=summarizer,
-        summarizer_tokenizer_digest=summarizer_digest,
-        roles=environment_roles(plan),
-        options=plan.options(address, RolloutOptions),
-        seed=plan.seed,
-    )
+        "summarizer": summarizer,
+        "summarizer_tokenizer_digest": summarizer_digest,
+        "roles": environment_roles(plan),
+        "seed": plan.seed,
+    }
 
 
 def environment_roles(plan: Plan) -> dict[str, RoleSettings]:
@@ -38,13 +46,19 @@ def environment_roles(plan: Plan) -> dict[str, RoleSettings]:
 
 
 def _inputs(plan: Plan, address: Address) -> Inputs:
-    environments, sampled = plan.environments(), plan.sampled(address)
-    helpers = (summarizer_of(environments), *(role.model for role in role_models_of(environments).values()))
+    sampled = plan.sampled(address)
     own = sampled.checkpoints or checkpoints_of(plan, (address.qualifier,) if address.qualifier in plan.models else ())
     return {
         "questions": (Address(address.iteration, "questions"),),
-        "checkpoint": tuple(dict.fromkeys((*own, *checkpoints_of(plan, helpers)))),
+        "checkpoint": tuple(dict.fromkeys((*own, *helper_checkpoints(plan)))),
     }
+
+
+def helper_checkpoints(plan: Plan) -> tuple[Address, ...]:
+    """Return the instances whose checkpoints the models load that episodes ask."""
+    environments = plan.environments()
+    helpers = (summarizer_of(environments), *(role.model for role in role_models_of(environments).values()))
+    return checkpoints_of(plan, helpers)
 
 
 ROLLOUTS = StageEntry(

@@ -88,12 +88,14 @@ class RolloutsRun(JobStage[RolloutJob]):
 
     def _finish(self, job: RolloutJob, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
         telemetry = telemetry_of(row["rollout_key"], self._context.attempt, seconds, trajectory)
-        record = {"row": row, "telemetry": telemetry}
-        if asked := asked_tokens(self._journal, self._settings, job.key):
-            record["asked"] = asked
-        self._journal.finish(job.key, orjson.dumps(record))
+        self._journal.finish(job.key, orjson.dumps({"row": row, "telemetry": telemetry, **self._summary(job)}))
         self._statuses[trajectory.status] += 1
         self._context.progress.advance(1, **self._statuses)
+
+    def _summary(self, job: RolloutJob) -> dict[str, Any]:
+        """Return what is kept of the units of a rollout that has ended."""
+        asked = asked_tokens(self._journal, self._settings, job.key)
+        return {"asked": asked} if asked else {}
 
     def write(self) -> dict[str, Any]:
         """Check the result of the work, write all rows, and return the metrics."""

@@ -59,8 +59,11 @@ class Scorer(Entry):
         """Setting that makes scores incomparable with published figures, for presets to refuse; empty for none."""
         return ""
 
+    def check(self, where: str) -> None:
+        """Raise ConfigError for settings that cannot score; `where` is the key that names the scorer."""
+
     def use_stores(self, store: Stores) -> None:
-        """Take the stores of the run; called before `open` if there is a run."""
+        """Take stores that outlive the process, such as a run's; called before `open`, unless there are none."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Protocol, get_args, runtime_checkable
 
 from pydantic import SerializeAsAny, WrapValidator
 from typing_extensions import TypeAliasType
@@ -54,6 +54,12 @@ SCORERS = Registry(
         "programs": "treadle.environments.scorers.programs.scorer:ProgramsScorer",
         "similarity": "treadle.environments.scorers.similarity.scorer:SimilarityScorer",
         "outcome": "treadle.environments.scorers.outcome:OutcomeScorer",
+        "llm": "treadle.environments.scorers.graders.grader:Grader",
+        "llm-gt": "treadle.environments.scorers.graders.grader:ReferenceGrader",
+        "llm-binary": "treadle.environments.scorers.graders.grader:GoalGrader",
+        "llm-binary-gt": "treadle.environments.scorers.graders.grader:ReferenceGoalGrader",
+        "avg-llm": "treadle.environments.scorers.graders.grader:AverageGrader",
+        "avg-llm-binary-gt": "treadle.environments.scorers.graders.grader:AverageReferenceGoalGrader",
     },
     settings_of=_settings_of,
 )
@@ -61,6 +67,15 @@ SCORERS = Registry(
 
 AnyScorer = TypeAliasType("AnyScorer", Annotated[SerializeAsAny[Scorer], WrapValidator(SCORERS.validate), SCORERS])
 """Settings of a scorer of any type."""
+
+
+@runtime_checkable
+class NamesScorers(Protocol):
+    """Table of a configuration that names scorers."""
+
+    def named_scorers(self) -> Iterator[tuple[str, str]]:
+        """Yield each key that names a scorer, and the name."""
+        ...
 
 
 def check_entry_names(entries: Mapping[str, Scorer]) -> None:

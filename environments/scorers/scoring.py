@@ -85,7 +85,8 @@ class OpenScorers:
     ) -> None:
         """Use the entries of the table `scorers`; `environments` are those that score their own tasks, by name.
 
-        `store` returns a store of the run by its name, for scorers that read what rollouts stored.
+        `store` returns a store by its name, such as one of the run, for scorers that read pictures of rollouts, or
+        keep what they pay for.
         """
         self._entries = entries
         self._tools = tools or AnswerTools()
@@ -126,6 +127,8 @@ class OpenScorers:
         self, rollouts: Sequence[FinishedRollout], run: Callable[..., Iterable[Score]] | None = None
     ) -> list[Score]:
         """Return the verdicts on rollouts, in their order; an error of a user's code leaves a rollout without one.
+
+        Raises EndpointUnavailable if a scorer cannot reach its service.
 
         `run` is a replacement of `map` for comparisons of answers, such as that of a pool of threads.
         """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.agent.contract import Task
-from treadle.core.errors import ConfigError, ToolError
+from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 from treadle.core.steady_loop import TICK_S, SteadyClock, SteadyLoop
 from treadle.core.untrusted.concealment import user_code
 from treadle.environments.scorers.base import Scorer
@@ -50,12 +50,16 @@ class UserLoop:
     def results(self, calls: Sequence[ScorerCall]) -> list[Any]:
         """Return what each scorer returned, or the exception that it raised.
 
-        Raises ConfigError if a scorer cannot be opened.
+        Raises ConfigError if a scorer cannot be opened, EndpointUnavailable if one cannot reach its service: the stage
+        or the training can resume when it is back.
         """
         found: dict[int, Any] = {}
         while len(found) < len(calls):
             pending = {number: call for number, call in enumerate(calls) if number not in found}
             found |= self._running_loop().results(pending)
+        for result in found.values():
+            if isinstance(result, EndpointUnavailable):
+                raise result
         return [found[number] for number in range(len(calls))]
 
     def close(self) -> None:

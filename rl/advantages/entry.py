@@ -20,15 +20,19 @@ from treadle.stages.models import checked_model, with_weights
 from treadle.stages.plan import Plan
 
 
-def _critic(address: Address) -> Address:
+def critic_checkpoint(address: Address) -> Address:
+    """Return the instance that trains the critic of an iteration."""
     return Address(address.iteration, "dpo", CRITIC)
 
 
-def _settings(plan: Plan, address: Address) -> AdvantagesSettings:
-    options = plan.options(address, AdvantagesOptions)
-    sampled = plan.sampled(policy_rollouts(plan, address.iteration))
-    reference, tokenizer_digest = checked_model(sampled.name, sampled.model)
-    name, critic = options.critic or sampled.name, _critic(address)
+def critic_fields(plan: Plan, address: Address) -> dict[str, Any]:
+    """Return the settings of the critic for an instance that it scores candidates for: the critic of its iteration.
+
+    They are `critic_name`, `critic`, `hidden` and `is_mean`. Raises ConfigError for a model that cannot serve it.
+    """
+    options = plan.options(Address(address.iteration, "advantages"), AdvantagesOptions)
+    name = options.critic or plan.sampled(policy_rollouts(plan, address.iteration)).name
+    critic = critic_checkpoint(address)
     if name not in plan.models:
         raise ConfigError(f"{address}: advantages.critic names {name!r}, which is not under [models]")
     model, _ = checked_model(name, with_weights(plan.models[name], str(critic)))
@@ -38,16 +42,24 @@ def _settings(plan: Plan, address: Address) -> AdvantagesSettings:
             "advantages.critic to a model with a vLLM server"
         )
     pairs = plan.options(Address(address.iteration, "preferences", "trajectory"), PreferencesOptions)
+    return {
+        "critic_name": name,
+        "critic": model,
+        "hidden": pairs.hidden_information,
+        "is_mean": aggregate_of(plan, critic) != "sum",
+    }
+
+
+def _settings(plan: Plan, address: Address) -> AdvantagesSettings:
+    sampled = plan.sampled(policy_rollouts(plan, address.iteration))
+    reference, tokenizer_digest = checked_model(sampled.name, sampled.model)
     return AdvantagesSettings(
-        critic_name=name,
-        critic=model,
+        **critic_fields(plan, address),
         reference_name=sampled.name,
         reference=reference,
         tokenizer_digest=tokenizer_digest,
         **plan.mixture(),
-        hidden=pairs.hidden_information,
-        is_mean=aggregate_of(plan, critic) != "sum",
-        options=options,
+        options=plan.options(address, AdvantagesOptions),
     )
 
 
@@ -56,7 +68,7 @@ def _inputs(plan: Plan, address: Address) -> Inputs:
     return {
         "candidates": (Address(address.iteration, "candidates"),),
         "questions": (Address(address.iteration, "questions"),),
-        "checkpoint": (_critic(address), *policy_checkpoint(plan, address.iteration)),
+        "checkpoint": (critic_checkpoint(address), *policy_checkpoint(plan, address.iteration)),
         **({"rollouts": (rollouts,), "scores": (replace(rollouts, stage="scores"),)} if options.best_of else {}),
     }
 

@@ -1,7 +1,4 @@
-"""Score candidates by teacher forcing: the log-probability of their ids under critic and reference, from the servers.
-
-Both sums are over the same ids, so equal models give 0. Each turn is a job in a journal that resumes it.
-"""
+"""Score candidates by teacher forcing: equal models give 0. Each turn is a job in a journal that resumes it."""
 
 from __future__ import annotations
 
@@ -15,17 +12,16 @@ from typing import Any
 
 import orjson
 
+from treadle.agent.call_cache import JournalCache
 from treadle.agent.jobs.keys import job_key, shared_digest
 from treadle.agent.jobs.stage import JobStage
-from treadle.agent.model_sessions import ModelSession, ModelSessions
-from treadle.core.chat import ChatTokenizer
-from treadle.core.errors import ConfigError, StageFailed
-from treadle.core.llm.config import Sampling
-from treadle.core.llm.types import CompletionRequest
+from treadle.agent.model_sessions import ModelSessions
+from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import StageContext
 from treadle.core.work_clock import timed_work
 from treadle.rl.advantages.best_of import BestOf, held_out_rollouts
 from treadle.rl.advantages.settings import AdvantagesSettings
+from treadle.rl.advantages.teacher_forcing import ScoredSpan, ScoringRole, TeacherForcing
 from treadle.rl.preferences.aggregates import advantage
 from treadle.rl.preferences.critic_prompts import HiddenStatements, PromptRenderer
 from treadle.rl.preferences.tables import ADVANTAGES
@@ -35,7 +31,6 @@ _READ = (
     "prompt_ids", "num_first_ids", "ids", "mask", "num_tokens", "tokenizer_digest",
 )  # fmt: skip
 _COPIED = ("turn_key", "candidate", "rollout_key", "question_key", "turn", "num_tokens")
-_ONE_TOKEN = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,47 +55,49 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         super().__init__(context, self._settings.options)
         self._shared = shared_digest(self._settings, context.inputs)
         self._statements: HiddenStatements | None = None
-        self._sessions: dict[str, ModelSession] = {}
+        self._forcing: TeacherForcing | None = None
         self._prompts: PromptRenderer | None = None
 
     @contextlib.asynccontextmanager
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
         settings = self._settings
-        asked = (
-            ("reference", settings.reference_name, settings.reference),
-            ("critic", settings.critic_name, settings.critic),
+        self._forcing = await TeacherForcing.open(
+            sessions,
+            critic=(settings.critic_name, settings.critic),
+            reference=(settings.reference_name, settings.reference),
+            tokenizer_digest=settings.tokenizer_digest,
         )
-        for role, name, model in asked:
-            self._sessions[role] = await sessions.model(name, model, settings.tokenizer_digest)
-            if self._sessions[role].codec is None:
-                raise ConfigError(
-                    f"models.{name}: the {role} scores token ids, which its server does not take; serve it with vLLM, "
-                    "and set its tokenizer"
-                )
-        tokenizer = self._sessions["reference"].tokenizer
-        assert isinstance(tokenizer, ChatTokenizer)
-        self._prompts = PromptRenderer(settings, tokenizer)
+        self._prompts = PromptRenderer(settings, self._forcing.tokenizer)
         if settings.hidden:
             keys = frozenset(turn.candidates[0]["question_key"] for turn in self._jobs())
             self._statements = HiddenStatements(settings, self._context.inputs["questions"], keys)
         yield
 
     async def _run_job(self, job: ScoredTurn) -> None:
-        contexts = self._contexts(job.candidates[0])
+        assert self._forcing is not None
+        contexts, cache = self._contexts(job.candidates[0]), JournalCache(self._journal, job.key)
+        # A policy that is sure of itself samples the same text again and again.
+        different = {_ids_of(row): row for row in reversed(job.candidates)}
+        asked = [
+            (
+                role,
+                ScoredSpan(context, row["ids"], row["mask"], row["turn_key"], f"{role}/{row['candidate']}"),
+            )
+            for role, context in contexts.items()
+            for row in different.values()
+        ]
         with timed_work() as clock:
             deadline = clock.time() + self._settings.options.turn_time_s
-            # A policy that is sure of itself samples the same text again and again.
-            different = {_ids_of(row): row for row in reversed(job.candidates)}
-            asked = [(role, ids) for role in contexts for ids in different]
             scored = await asyncio.gather(
-                *(self._score(job, role, contexts[role], different[ids], deadline) for role, ids in asked)
+                *(self._forcing.score(role, span, cache=cache, deadline=deadline) for role, span in asked)
             )
-        totals = {one: total for one, (total, _) in zip(asked, scored, strict=True)}
+        places = [(role, ids) for role in contexts for ids in different]
+        totals = {place: total for place, (total, _) in zip(places, scored, strict=True)}
         sums = {role: [totals[role, _ids_of(row)] for row in job.candidates] for role in contexts}
         self._journal.finish(job.key, orjson.dumps({**sums, "prompt_tokens": sum(used for _, used in scored)}))
         self._context.progress.advance(1)
 
-    def _contexts(self, row: Mapping[str, Any]) -> dict[str, list[int]]:
+    def _contexts(self, row: Mapping[str, Any]) -> dict[ScoringRole, list[int]]:
         """Return the token ids that critic and reference see before the candidates of a turn."""
         assert self._prompts is not None
         plain, num_first = list(row["prompt_ids"]), row["num_first_ids"]
@@ -110,29 +107,6 @@ class AdvantagesRun(JobStage[ScoredTurn]):
             hidden = [*self._prompts.ids(row, self._statements.of(row["question_key"])), *plain[num_first:]]
         is_conditioned = self._settings.options.reference_conditioning == "hidden_info"
         return {"critic": hidden, "reference": hidden if is_conditioned else plain}
-
-    async def _score(
-        self, job: ScoredTurn, role: str, context: list[int], row: Mapping[str, Any], deadline: float
-    ) -> tuple[float, int]:
-        """Return the summed log-probability of a candidate's masked ids, and the number of tokens that it took."""
-        unit = f"{role}/{row['candidate']}"
-        if (known := self._journal.get(job.key, unit)) is not None:
-            total, used = orjson.loads(known)
-            return total, used
-        session, prompt = self._sessions[role], [*context, *row["ids"]]
-        window = session.facts.max_model_len
-        if window is not None and len(prompt) >= window:
-            raise ConfigError(
-                f"models.{session.name}: the {role} needs a window of {len(prompt) + 1:,} tokens for turn "
-                f"{row['turn_key']}, but its server has {window:,}; raise max_model_len"
-            )
-        request = CompletionRequest(prompt, 1, _ONE_TOKEN, (), 0, scores_prompt=True)
-        done = await session.meter.complete(request, session=f"{role} {row['turn_key']}", deadline=deadline)
-        assert done.prompt_logprobs is not None
-        own = done.prompt_logprobs[len(context) - 1 :]
-        total = sum(logprob for logprob, kept in zip(own, row["mask"], strict=True) if kept)
-        self._journal.append(job.key, unit, orjson.dumps([total, done.prompt_tokens + done.completion_tokens]))
-        return total, done.prompt_tokens + done.completion_tokens
 
     def _count_earlier(self) -> None:
         """Charge the budget with what earlier attempts used."""

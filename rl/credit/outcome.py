@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from treadle.rl.credit.base import CreditGroup, CreditRule
+from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import deviation
 
 EPSILON = 1e-6
@@ -23,7 +24,9 @@ class OutcomeCredit(CreditRule):
 
     def advantages(self, group: CreditGroup) -> list[float]:
         """See `CreditRule`."""
-        return group_advantages([item.reward for item in group.rewards])
+        if len(group.rewards) == 1:  # as verl has it, for groups of one next to a critic
+            return [item.reward for item in group.rewards]
+        return scored_advantages(group.rewards)
 
 
 def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list[float]:
@@ -37,3 +40,12 @@ def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list
         return [0.0] * len(rewards)
     mean = math.fsum(rewards) / len(rewards)
     return [(reward - mean) / (spread + epsilon) for reward in rewards]
+
+
+def scored_advantages(rewards: Sequence[RewardedItem]) -> list[float]:
+    """Return the advantages within a group; those without a score have none, and do not count in the statistics."""
+    scored = [one.reward for one in rewards if one.scored]
+    if len(scored) < 2:
+        return [0.0] * len(rewards)  # there is nothing to compare it with
+    values = iter(group_advantages(scored))
+    return [next(values) if one.scored else 0.0 for one in rewards]

@@ -16,7 +16,10 @@ CREDITS = Registry(
     key="rl.credit",
     group="treadle.credits",
     example="my_credit.py:PerTurn",
-    shipped={"outcome": "treadle.rl.credit.outcome:OutcomeCredit"},
+    shipped={
+        "attribution": "treadle.rl.credit.attribution:AttributionCredit",
+        "outcome": "treadle.rl.credit.outcome:OutcomeCredit",
+    },
     methods={"advantages": "advantages(group)"},
 )
 """Types of credit rules."""

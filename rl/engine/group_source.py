@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, ToolError
 from treadle.core.seeds import derive_seed
 from treadle.environments.mixture import Environments
-from treadle.rl.credit.registry import is_default
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.environment import ResidentEnvironments
@@ -24,6 +24,9 @@ from treadle.rl.groups.group import Group, GroupJob, OverSampler
 from treadle.rl.groups.rollout import MixedRollouts
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
+
+_MAX_CREDITED = 16
+"""Maximum number of groups that a credit rule gets at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +51,40 @@ class GroupSource:
         self._environments = environments
         self._rollouts = rollouts
         self._scorer = scorer
+        self.hinted: Callable[[MixedRollouts, int], MixedRollouts] | None = None
+        """Function that gives rollouts of a step hints; validations get none."""
 
     def step(self, step: int, rows: Sequence[Task], first: int = 0) -> list[ScoredGroup]:
-        """Return the groups of a step (from 1), in the order of its rows.
+        """Return the groups of a step (from 1), in the order of its rows, without advantages.
 
         `first` is the position in the step of the first row. The random numbers depend only on the plan's seed, the
         step and the question.
         """
         size = self._plan.options.group_size
         jobs = [_job(row, f"{step}-{place}", size, self._plan.seed, step) for place, row in enumerate(rows, first)]
-        made = self._make(self._rollouts_of(step), jobs, rows, step)
-        if is_default(self._plan.options.credit):
-            return made
-        return [
-            replace(one, advantages=self._scorer.advantages(one.group, row, one.rewards, step))
-            for one, row in zip(made, rows, strict=True)
-        ]
+        return self._make(self._rollouts_of(step), jobs, rows, step)
+
+    def credited(self, groups: Sequence[ScoredGroup], step: int) -> list[ScoredGroup]:
+        """Return groups with the advantages of the plan's credit rule, unless the engine computes them itself.
+
+        The rule gets several groups at once, since it may wait for a model.
+        """
+        if not self._plan.options.credits_turns:
+            return list(groups)
+
+        def credit(one: ScoredGroup) -> ScoredGroup:
+            made = self._scorer.credited(one.group, one.group.question, one.rewards, step)
+            return replace(one, rewards=made.rewards, advantages=made.advantages)
+
+        with ThreadPoolExecutor(max_workers=_MAX_CREDITED) as threads:
+            return list(threads.map(credit, groups))
 
     def _rollouts_of(self, step: int) -> MixedRollouts:
-        """Return the runner of the groups of a step, with over-sampling if the plan has it."""
+        """Return the runner of the groups of a step, with hints and over-sampling if the plan has them."""
+        rollouts = self._rollouts if self.hinted is None else self.hinted(self._rollouts, step)
         rule = self._plan.options.oversampling
         if rule is None:
-            return self._rollouts
+            return rollouts
 
         async def reward_of(group: Group) -> float | None:
             # Computer algebra may take seconds, and other groups are rolled out on this event loop.
@@ -77,7 +92,7 @@ class GroupSource:
             return reward.reward if reward.scored else None
 
         sampler = OverSampler(rule, reward_of)
-        by_environment = self._rollouts.by_environment
+        by_environment = rollouts.by_environment
         return MixedRollouts({name: replace(one, over_sampler=sampler) for name, one in by_environment.items()})
 
     def validate(self, rows: Sequence[Task]) -> list[RewardedItem]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from treadle.agent.contract import Task
-from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ConfigError
+from treadle.core.store.keyed_store import KeyedStore
 from treadle.environments.mixture import Environments, find_environment
 from treadle.environments.registry import traits_of
 from treadle.environments.scorers.answer import AnswerTools
 from treadle.environments.scorers.scoring import OpenScorers
-from treadle.rl.credit.base import CreditGroup, turn_advantages
+from treadle.rl.credit.credited import CreditedItems, credit_items
 from treadle.rl.engine.verdicts import verdicts_of
 from treadle.rl.groups.group import Group
 from treadle.rl.groups.live import LIVE, LiveRollouts
@@ -28,7 +29,7 @@ class GroupScorer:
     """Scorer of groups, with the plan's rules and the scorers of the stage `scores`. Thread-safe.
 
     Attributes:
-        live: Shows what this process does, the servers that the reward rule asks included.
+        live: Shows what this process does, the servers that the rules ask included.
     """
 
     def __init__(
@@ -64,33 +65,35 @@ class GroupScorer:
         limit = options.max_response_tokens if penalises else None
         return reward_items(options.reward, known, overlong_limit=limit)
 
-    def advantages(self, group: Group, task: Task, rewards: Sequence[RewardedItem], step: int) -> list[list[float]]:
+    def credited(self, group: Group, task: Task, rewards: Sequence[RewardedItem], step: int) -> CreditedItems:
         """Return the advantage of each turn of each trajectory by the plan's credit rule.
 
-        Raises EngineError if the rule fails.
+        Raises EngineError if the rule fails. Call it outside event loops.
         """
-        known = CreditGroup(task=task, items=group.items, rewards=rewards, step=step, num_steps=self._plan.num_steps)
-        return turn_advantages(self._plan.options.credit, known)
+        rule, num_steps = self._plan.options.credit, self._plan.num_steps
+        return credit_items(rule, group, task, rewards, step=step, num_steps=num_steps)
 
 
 @contextlib.contextmanager
 def open_scorer(plan: RlPlan, environments: Environments, *, training: Path | None = None) -> Iterator[GroupScorer]:
     """Yield the plan's scorer, with computer algebra in confined processes if the plan uses it.
 
-    The reward rule keeps its files in `training`, the training's folder; what the process does is shown in it.
+    Rules and graders keep their files in `training`, the training's folder; what the process does is shown in it.
     Raises ConfigError if computer algebra is not installed.
     """
     require_algebra(plan)
     own = {name: one for name, one in environments.items() if not traits_of(one).has_answers}
     with contextlib.ExitStack() as stack:
-        checker: Checker | None = None
-        if plan.algebra is not None:
-            limits = plan.algebra
+        limits, checker = plan.algebra, None
+        if limits is not None:
             checker = stack.enter_context(SymbolicChecker(limit_s=limits.limit_s, memory_mib=limits.memory_mib))
-        rule = plan.options.reward
+        rule, credit = plan.options.reward, plan.options.credit
         stack.enter_context(rule.open(training / "reward" if training is not None else None))
-        live = stack.enter_context(LiveRollouts(training / LIVE if training is not None else None, rule.servers))
-        scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker)))
+        stack.enter_context(credit.open(training / "credit" if training is not None else None))
+        store = partial(KeyedStore.in_folder, training / "scorers") if training is not None else None
+        folder = training / LIVE if training is not None else None
+        live = stack.enter_context(LiveRollouts(folder, lambda: [*rule.servers(), *credit.servers()]))
+        scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker), store))
         yield GroupScorer(plan, scorers, environments, live)
 
 

@@ -55,7 +55,7 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Rewarded
         "turn_rewards": made.trajectory.turn_rewards,
         "score": reward.score,
         "parts": [{"name": name, "value": value} for name, value in reward.parts.items()],
-        "notes": " ".join([*reward.notes, *([f"lost:{made.lost_to}"] if made.lost_to else [])]),
+        "notes": " ".join([*reward.notes, *_notes(made)]),
         "prediction": reward.answer,
         "tool_calls": reward.tool_calls,
         "tool_failures": reward.tool_failures,
@@ -67,6 +67,14 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Rewarded
         "branch_depth": made.branch_depth,
         "seed": made.seed,
     }
+
+
+def _notes(made: GroupTrajectory) -> Iterator[str]:
+    """Yield how a rollout was lost, and whether training saw its hint."""
+    if made.lost_to:
+        yield f"lost:{made.lost_to}"
+    if made.hint:
+        yield "hint:cut" if made.hint_cut else "hint:kept"
 
 
 def write_draws(folder: Path, step: int, drawn: Iterable[tuple[Mapping[str, str], Sequence[RewardedItem]]]) -> None:

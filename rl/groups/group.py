@@ -50,6 +50,7 @@ class GroupTrajectory:
         branch_depth: Number of branchings between the question and this trajectory.
         seed: Seed of the trajectory's turns.
         lost_to: Whether infrastructure failed it; then it has no ids and takes the place of the missing trajectory.
+        hint: Text that was added to its prompt; empty if there was none.
     """
 
     session: int
@@ -59,6 +60,12 @@ class GroupTrajectory:
     branch_depth: int
     seed: int
     lost_to: LostTo = ""
+    hint: str = ""
+
+    @property
+    def hint_cut(self) -> bool:
+        """True if it had a hint that its training prompts lack."""
+        return any(one.hint_cut for one in self.samples)
 
     @property
     def item(self) -> GroupItem:
@@ -67,7 +74,7 @@ class GroupTrajectory:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """Token ids before the first turn, without a hint."""
+        """Token ids before the first turn, without a hint that is cut."""
         return self.samples[0].prompt_ids
 
     @property

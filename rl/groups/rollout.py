@@ -372,6 +372,7 @@ class _GroupRun:
             branch_parent=session.parent,
             branch_depth=session.depth,
             seed=session.seed,
+            hint=session.options.hint,
         )
         if not made.item.was_played:  # The prompt left no room for a turn, so there is no reward.
             length = len(trajectory.samples[0].prompt_ids)

@@ -16,13 +16,14 @@ class GroupSample:
     """One token sequence of a trajectory.
 
     Attributes:
-        prompt_ids: Token ids before its first turn, without a hint; later ones hold what their context shows of
-            earlier turns.
+        prompt_ids: Token ids before its first turn, without a hint that is cut; later ones hold what their context
+            shows of earlier turns.
         completion_ids: Token ids after them.
         env_mask: 1 for each completion id that the model sampled, else 0.
         logprobs: Log-probability of each completion id at sampling; 0.0 if the mask is 0 or the value is unknown.
         turn_starts: Number of completion ids before each turn of the model.
         is_trained: False for those left out by the limit of samples per rollout.
+        hint_cut: Whether the model saw a hint that the prompt here lacks.
     """
 
     prompt_ids: list[int]
@@ -31,6 +32,7 @@ class GroupSample:
     logprobs: list[float]
     turn_starts: list[int]
     is_trained: bool = True
+    hint_cut: bool = False
 
 
 def group_samples(
@@ -55,6 +57,7 @@ def group_samples(
                 env_mask=[int(origin == ORIGIN_SAMPLED) for origin in sample.origins[kept]],
                 logprobs=values[kept],
                 turn_starts=sample.turn_starts,
+                hint_cut=sample.training_prompt_ids is not None,
             )
         )
     trained = spread_over(len(found), max_samples)

@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import hashlib
 import re
-import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import orjson
 from pydantic import Field, PrivateAttr
@@ -22,14 +21,11 @@ from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.types import EndpointState
 from treadle.core.seeds import derive_seed
-from treadle.core.steady_loop import SteadyLoop
 from treadle.core.untrusted.json_text import load_json
-from treadle.core.work_clock import timed_work
 from treadle.rl.rewards.base import Reward, RewardGroup, RewardRule
+from treadle.rl.rewards.model_asker import ModelAsker
 from treadle.rl.rewards.outcome import outcome_rewards
 from treadle.rl.rewards.verdict_store import VerdictStore
-
-T = TypeVar("T")
 
 _INSTRUCTIONS = """\
 You compare a predicted answer with the accepted answers to a question. The prediction is right if it means the same as
@@ -81,8 +77,11 @@ class JudgeReward(RewardRule):
     @contextlib.contextmanager
     def open(self, folder: Path | None = None) -> Iterator[None]:
         """See `RewardRule`; requests are sent from a thread of their own, and verdicts are kept."""
-        with _RunningJudge(self, VerdictStore(folder)) as judge:
-            self._judge = judge
+        assert self.model is not None, "check refuses it"
+        extra = {**_JSON_REPLY, **self.model.extra_body} if self.json_mode else self.model.extra_body
+        settings = self.model.model_copy(update={"extra_body": extra})
+        with ModelAsker[float]("rl.reward", settings, VerdictStore(folder)) as asker:
+            self._judge = _RunningJudge(self, asker)
             try:
                 yield
             finally:
@@ -107,51 +106,20 @@ class JudgeReward(RewardRule):
 
 
 class _RunningJudge:
-    """Judge with open connections, on an event loop in a thread of its own; equal answers are judged once."""
+    """Judge with open connections; equal answers are judged once."""
 
-    def __init__(self, rule: JudgeReward, known: VerdictStore) -> None:
-        assert rule.model is not None, "check refuses it"
-        extra = {**_JSON_REPLY, **rule.model.extra_body} if rule.json_mode else rule.model.extra_body
+    def __init__(self, rule: JudgeReward, asker: ModelAsker[float]) -> None:
         self._rule = rule
-        self._known = known
-        self._settings = rule.model.model_copy(update={"api": "chat", "extra_body": extra})
+        self._asker = asker
         self._sampling = Sampling(temperature=0.0, max_tokens=rule.max_tokens)
-        self._asked: dict[str, asyncio.Task[float | None]] = {}
-        self._loop = SteadyLoop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
-
-    def __enter__(self) -> _RunningJudge:
-        # Engines that use another rule do not import the client.
-        from treadle.core.llm.pool import ModelPool
-
-        self._thread.start()
-        self._pool = ModelPool("rl.reward", self._settings)
-        self._run(self._pool.__aenter__())
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        try:
-            self._run(self._pool.__aexit__(None, None, None))
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
 
     def verdicts(self, question: str, gold: Sequence[str], predictions: Sequence[str]) -> list[float | None]:
         """Return the verdict on each prediction; None if no reply could be read. Raises EndpointUnavailable."""
-        return self._run(self._verdicts(question, gold, predictions))
+        return self._asker.run(self._verdicts(question, gold, predictions))
 
     def servers(self) -> list[tuple[str, EndpointState]]:
         """Return the states of the judge's endpoints."""
-        return [(self._pool.name, state) for state in self._pool.endpoint_states()]
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return self._asker.servers()
 
     async def _verdicts(self, question: str, gold: Sequence[str], predictions: Sequence[str]) -> list[float | None]:
         return list(await asyncio.gather(*(self._verdict(question, gold, one) for one in predictions)))
@@ -162,33 +130,21 @@ class _RunningJudge:
         case = {"question": question, "accepted_answers": " | ".join(gold), "predicted_answer": prediction}
         shown = orjson.dumps({name: text[:_MAX_CHARS] for name, text in case.items()}).decode()
         digest = hashlib.sha256(orjson.dumps(case)).hexdigest()
-        if (known := self._known.get(digest)) is not None:
-            return known
-        task = self._asked.get(digest)
-        if task is None:
-            task = self._asked[digest] = asyncio.ensure_future(self._ask(shown, digest))
-        try:
-            verdict = await asyncio.shield(task)
-        except BaseException:
-            self._asked.pop(digest, None)
-            raise
-        if self._asked.pop(digest, None) is not None and verdict is not None:
-            self._known.put(digest, verdict)  # without a verdict, a later step may ask again
-        return verdict
+        return await self._asker.once(digest, lambda: self._ask(shown, digest))
 
     async def _ask(self, shown: str, digest: str) -> float | None:
         messages = [{"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": shown}]
         for number in range(self._rule.attempts):
             if number:
                 await asyncio.sleep(self._rule.pause_s)
-            with timed_work() as clock, contextlib.suppress(DeadlineExceeded):
+            with contextlib.suppress(DeadlineExceeded):
                 try:
-                    reply = await self._pool.chat(
+                    reply = await self._asker.chat(
                         messages,
                         self._sampling,
                         seed=derive_seed(0, "judge", digest, number),
                         session=digest,
-                        deadline=clock.time() + self._rule.request_time_s,
+                        limit_s=self._rule.request_time_s,
                     )
                 except ContextTooLong:
                     return None

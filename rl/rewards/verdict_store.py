@@ -1,13 +1,17 @@
-"""Keep the verdicts of a judge in files, so that a resumed training does not pay for them again."""
+"""Keep what a judge said in files, so that a resumed training does not pay for it again."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+V = TypeVar("V")
+"""Type of the verdicts, which JSON can hold."""
 
 
-class VerdictStore:
+class VerdictStore(Generic[V]):
     """Verdicts by digest; each process appends to a file of its own, and reads those of earlier processes once.
 
     Use it on one thread.
@@ -15,7 +19,7 @@ class VerdictStore:
 
     def __init__(self, folder: Path | None) -> None:
         """Read the verdicts in `folder`; None keeps them in memory alone."""
-        self._verdicts: dict[str, float] = {}
+        self._verdicts: dict[str, V] = {}
         self._own: Path | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -23,11 +27,15 @@ class VerdictStore:
                 self._verdicts |= _read(path)
             self._own = folder / f"{uuid.uuid4().hex}.jsonl"
 
-    def get(self, digest: str) -> float | None:
+    def __len__(self) -> int:
+        """Return the number of verdicts, those of earlier processes included."""
+        return len(self._verdicts)
+
+    def get(self, digest: str) -> V | None:
         """Return the verdict on a case; None if there is none."""
         return self._verdicts.get(digest)
 
-    def put(self, digest: str, verdict: float) -> None:
+    def put(self, digest: str, verdict: V) -> None:
         """Keep a verdict; it outlives the process, not a failure of the machine."""
         self._verdicts[digest] = verdict
         if self._own is not None:
@@ -35,7 +43,7 @@ class VerdictStore:
                 file.write(json.dumps([digest, verdict]) + "\n")
 
 
-def _read(path: Path) -> dict[str, float]:
+def _read(path: Path) -> dict[str, Any]:
     """Return the verdicts of a file; the last line of a killed process may be incomplete."""
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
     return dict(map(json.loads, lines))

@@ -13,18 +13,25 @@ from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.scorers.registry import SCORERS
 from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.credit.registry import CREDITS
+from treadle.rl.experience.files import ExperienceFiles
 from treadle.rl.rewards.registry import REWARDS
 from treadle.rl.training.launch import EngineJob
 from treadle.rl.training_engine import RL_ENGINES
 
 
-def engine_job(settings: RlSettings, start: Path, environments: Mapping[str, Mapping[str, Any]]) -> EngineJob:
+def engine_job(
+    settings: RlSettings,
+    start: Path,
+    environments: Mapping[str, Mapping[str, Any]],
+    experience: ExperienceFiles | None = None,
+) -> EngineJob:
     """Return the job of an engine that trains the policy in the folder `start`; `environments` are as data."""
     return EngineJob(
         model=str(start),
         environments=environments,
         interpreter=sys.executable,
         import_folders=import_folders(settings),
+        experience=None if experience is None else experience.as_job(),
     )
 
 

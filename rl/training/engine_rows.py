@@ -16,6 +16,8 @@ from treadle.environments.mixture import find_environment
 from treadle.environments.registry import traits_of
 from treadle.environments.scorers.registry import reads_all
 from treadle.rl.config import RlSettings
+from treadle.rl.experience.files import ExperienceFiles
+from treadle.rl.experience.record import Experience
 from treadle.rl.training.launch import RlFolder
 from treadle.rl.training.stored_rows import (
     PAYLOAD_SCHEMA,
@@ -124,6 +126,17 @@ def _store_payloads(context: StageContext, folder: RlFolder) -> None:
             f"{context.address}: {len(is_read) - found:,} of {len(is_read):,} tasks to train on are not among the "
             "questions read; bind the questions that the rows were selected from"
         )
+
+
+def store_experience(context: StageContext, folder: RlFolder) -> ExperienceFiles | None:
+    """Write the pool of experience that the training begins with; return None if it has no pool."""
+    settings: RlSettings = context.settings
+    if settings.experience is None:
+        return None
+    files = ExperienceFiles(folder.experience, settings.experience)
+    rows = (row for table in context.inputs.get("experience", ()) for row in table.rows())
+    files.put_initial(Experience.from_json(row) for row in rows if row["status"] == "stored")
+    return files
 
 
 def _warn_about_long_prompts(rows: FittingRows, what: str, most: int) -> None:

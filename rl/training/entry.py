@@ -12,6 +12,7 @@ from treadle.environments.mixture import Environments
 from treadle.environments.registry import episode_name, traits_of
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
+from treadle.rl.experience.entry import experience_input, used_experience
 from treadle.rl.phases import check_phase, curriculum, phase_number, phase_policy, phase_scores, rl_options
 from treadle.rl.training.engine_environments import check_environments
 from treadle.rl.training.stage import RL_STAGE
@@ -41,6 +42,7 @@ def _settings(plan: Plan, address: Address) -> RlSettings:
         **plan.mixture(),
         scorers=dict(plan.scorers()),
         algebra=limits if options.symbolic else None,
+        experience=used_experience(plan, address, options.experience),
         model_digest=folder_digest(options.start),
         seed=plan.seed,
     )
@@ -98,6 +100,7 @@ def _inputs(plan: Plan, address: Address) -> Inputs:
         "rl_rows": (replace(address, stage="selection"),),
         "questions": (Address(address.iteration, "questions"),),
         "checkpoint": phase_policy(plan, address),
+        **experience_input(address, plan.options(address, RlOptions).experience),
     }
 
 

@@ -93,6 +93,13 @@ class RlStep:
     reward_bias: float | None = None
     """The same for rewards."""
 
+    num_experiences: int | None = None
+    """Number of records in the pool of experience; None without one, as are the next two."""
+    hinted: float | None = None
+    """Share of rollouts that saw experience."""
+    hint_cut: float | None = None
+    """Share of rollouts that saw experience, and whose training prompts lack it."""
+
     def as_row(self) -> dict[str, Any]:
         """Return a row of `rl_log`."""
         environments = [{"environment": name, **asdict(own)} for name, own in sorted((self.environments or {}).items())]

@@ -19,7 +19,6 @@ from treadle.core.engines.process import Child, printable
 from treadle.core.engines.training import Advice, EngineFolder, EngineOptions, Greedy, PathIn, error_text
 from treadle.core.engines.training_run import TrainingListener, TrainingResult, TrainingRun
 from treadle.core.errors import EngineError
-from treadle.rl.credit.registry import is_default
 from treadle.rl.groups.live import LIVE, ProcessStatus
 from treadle.rl.groups.live_files import LiveFiles
 from treadle.rl.training.events import RlEvents, RlStep, Validation
@@ -44,6 +43,8 @@ class RlFolder(EngineFolder):
     """Folder of the web record that the policy searches, if the run records the web; see `web_snapshot`."""
     live = PathIn(LIVE)
     """Files that tell what the engine's processes do now."""
+    experience = PathIn("experience")
+    """Files of the pool of experience; absent without one."""
     refused = PathIn("refused")
     """Folder of an exported policy that failed the checks."""
 
@@ -74,6 +75,8 @@ class EngineJob:
     """Python interpreter for the policy's programs, because the engine's environment may lack their packages."""
     import_folders: tuple[Path, ...] = ()
     """Folders of the modules with code of users; see `Registry.import_folder`."""
+    experience: Mapping[str, Any] | None = None
+    """Files and rules of the pool of experience, as `ExperienceFiles.of_job` reads them; None without a pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             "rows": str(folder.parquet),
             "validation": str(folder.validation) if folder.validation.is_file() else None,
             "payloads": str(folder.payloads) if folder.payloads.is_file() else None,
+            "experience": self.engine_job.experience,
             "model": self.engine_job.model,
             "final": str(folder.model),
             "rollouts": str(folder.rollouts),
@@ -271,7 +275,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             raise self._failure(f"reinforcement got no reward: in {len(steps):,} steps no rollout was scored")
         num_groups = sum(step.num_groups for step in steps)
         # Another credit rule, or a critic, may tell equally rewarded rollouts apart.
-        is_usual = is_default(self.plan.options.credit) and not self.plan.options.engine.has_critic
+        is_usual = not self.plan.options.credits_turns and not self.plan.options.engine.has_critic
         if is_usual and num_groups == sum(step.num_equal_groups for step in steps):
             self._discard_states()
             raise self._failure(_nothing_to_learn(steps, num_groups, num_rollouts))

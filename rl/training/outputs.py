@@ -11,6 +11,8 @@ import orjson
 
 from treadle.core.runs.stage import StageContext
 from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
+from treadle.rl.experience.files import ExperienceFiles
+from treadle.rl.experience.record import write_records
 from treadle.rl.groups.dump import drawn_questions, read_steps, started_rollouts
 from treadle.rl.training.curves import draw_curves
 from treadle.rl.training.engine_rows import StoredRows
@@ -23,6 +25,7 @@ from treadle.rl.training.report import (
     num_web_misses,
     record_metrics,
     render_report,
+    turn_metrics,
 )
 from treadle.rl.training.tables import RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 
@@ -36,6 +39,7 @@ class Trained:
     Attributes:
         policy_in: Digest of the start policy.
         web_records: Digests of the web records that environments replayed, by the environment's name.
+        experience: Pool that rollouts saw; None if there was none.
     """
 
     plan: RlPlan
@@ -43,6 +47,7 @@ class Trained:
     rows: StoredRows
     policy_in: str
     web_records: Mapping[str, str]
+    experience: ExperienceFiles | None = None
 
 
 def write_outputs(context: StageContext, folder: RlFolder, trained: Trained) -> dict[str, Any]:
@@ -50,10 +55,13 @@ def write_outputs(context: StageContext, folder: RlFolder, trained: Trained) -> 
     plan, done, rows = trained.plan, trained.done, trained.rows
     context.write_telemetry(RL_LOG.kind, [step.as_row() for step in done.steps])
     context.write_telemetry(RL_VALIDATION.kind, [row for made in done.validations for row in made.as_rows()])
+    num_turns = []
     for dumped in read_steps(folder.rollouts, done.num_steps):
         context.write(RL_ROLLOUTS.kind, dumped)
+        num_turns += [row["num_turns"] for row in dumped if row["reward"] is not None]
     context.write(CHECKPOINTS.kind, [_checkpoint_row(trained)])
-    report = render_report(plan, done, num_too_long=rows.num_too_long, num_held_out=rows.num_held_out)
+    counts = {"num_too_long": rows.num_too_long, "num_held_out": rows.num_held_out}
+    report = render_report(plan, done, **counts, turns=turn_metrics(num_turns))
     curves = draw_curves(done.steps, done.validations, done.chosen_step, plan.options.reward_parts)
     context.add_file(CHECKPOINTS.kind, "curves.svg", curves)
     context.add_file(CHECKPOINTS.kind, "report.md", report.encode())
@@ -65,10 +73,14 @@ def write_outputs(context: StageContext, folder: RlFolder, trained: Trained) -> 
         started = started_rollouts(folder.rollouts, done.num_steps)
         content = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in started)
         context.add_file(CHECKPOINTS.kind, "started.jsonl", content)
+    if trained.experience is not None:
+        content = write_records(trained.experience.records(before_step=done.num_steps + 1))
+        context.add_file(CHECKPOINTS.kind, "experience.jsonl", content)
     context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())
     metrics = record_metrics(plan, done, policy_in=trained.policy_in, num_too_long=rows.num_too_long)
     context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, done.model)
-    return {**metrics, "validation_too_long": rows.num_validation_too_long, **_web_metrics(context, trained)}
+    metrics |= {"validation_too_long": rows.num_validation_too_long, **turn_metrics(num_turns)}
+    return {**metrics, **_web_metrics(context, trained)}
 
 
 def _checkpoint_row(trained: Trained) -> dict[str, Any]:

@@ -144,12 +144,13 @@ def plan_phase(
     """Return the plan of one phase.
 
     `rows` and `validation_rows` count by environment the rows and held-out questions whose prompts fit; `machine` is
-    what is available, not what was requested. Raises ConfigError if the plan cannot be trained, or if its reward rule
-    refuses its settings.
+    what is available, not what was requested. Raises ConfigError if the plan cannot be trained, or if its reward or
+    credit rule refuses its settings.
     """
     options = settings.options
     num_rows, num_validation_rows = sum(rows.values()), sum(validation_rows.values())
     options.reward.check(address)
+    options.credit.check(address)
     if num_rows < options.prompts_per_step:
         raise ConfigError(
             f"{address}: {num_rows} rows are fewer than rl.prompts_per_step = {options.prompts_per_step}, so there "

@@ -35,6 +35,11 @@ _STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
     ("length in tokens", lambda step: step.length),
     ("groups with unequal rewards", unequal_share),
 )
+_EXPERIENCE_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
+    ("records of experience", lambda step: step.num_experiences),
+    ("share that saw experience", lambda step: step.hinted),
+    ("share whose experience was cut", lambda step: step.hint_cut),
+)
 _VALIDATION_FIGURES = {
     "score": "score",
     "efficiency": "efficiency",
@@ -98,7 +103,17 @@ def by_environment(metric: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{metric}.{name}" if len(values) > 1 else metric: value for name, value in values.items()}
 
 
-def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_held_out: int) -> str:
+def turn_metrics(num_turns: Sequence[int]) -> dict[str, float]:
+    """Return the mean and the 95th percentile of the turns of scored rollouts; empty if there is none."""
+    if not num_turns:
+        return {}
+    ordered = sorted(num_turns)
+    return {"turns_mean": sum(ordered) / len(ordered), "turns_p95": float(ordered[round(0.95 * (len(ordered) - 1))])}
+
+
+def render_report(
+    plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_held_out: int, turns: Mapping[str, float]
+) -> str:
     """Return the page `report.md`: the training set, how the figures changed, and which policy was selected."""
     options, num_rollouts = plan.options, sum(step.num_rollouts for step in done.steps)
     left_out = (
@@ -123,8 +138,10 @@ def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_h
     ]
     if used := [name for name in options.reward_parts if any(part_of(step, name) is not None for step in done.steps)]:
         lines.append(
-            "Parts of the reward: " + "; ".join(f"{name}, {options.reward_parts[name]}" for name in used) + "."
+            "Parts of rewards and credit: " + "; ".join(f"{name}, {options.reward_parts[name]}" for name in used) + "."
         )
+    if turns:
+        lines.append(f"Turns of a rollout: mean {turns['turns_mean']:.2f}, 95th percentile {turns['turns_p95']:.0f}.")
     return "\n\n".join(lines) + "\n"
 
 
@@ -141,6 +158,7 @@ def num_validation_misses(validations: Sequence[Validation]) -> int:
 def _step_figures(steps: Sequence[RlStep], declared_parts: Iterable[str]) -> Figures:
     span = end_steps(len(steps))
     shown = [figure for figure in _STEP_FIGURES if figure[0] != _MISSES or num_web_misses(steps)]
+    shown += [figure for figure in _EXPERIENCE_FIGURES if any(figure[1](step) is not None for step in steps)]
     shown += [(name, functools.partial(part_of, name=name)) for name in changing_parts(steps, declared_parts)]
     rows = tuple((name, _mean(steps[:span], value), _mean(steps[-span:], value)) for name, value in shown)
     return Figures("Rollouts in training", ("mean of", f"first {span} steps", f"last {span} steps"), rows)

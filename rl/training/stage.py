@@ -28,7 +28,7 @@ def run(context: StageContext) -> Mapping[str, Any]:
     from treadle.rl.training.checkpoint_checks import check_exported
     from treadle.rl.training.engine_environments import check_environments, engine_environments
     from treadle.rl.training.engine_job import engine_job, engine_options
-    from treadle.rl.training.engine_rows import store_rows
+    from treadle.rl.training.engine_rows import store_experience, store_rows
     from treadle.rl.training.launch import Listener, RlFolder, reinforce
     from treadle.rl.training.outputs import Trained, write_outputs
     from treadle.rl.training.progress import RlProgress
@@ -40,6 +40,7 @@ def run(context: StageContext) -> Mapping[str, Any]:
     start = find_start(context, folder.start_commit)
     rows = store_rows(context, folder, start.tokenizer)
     plan = _plan(context, rows)
+    experience = store_experience(context, folder)
     environments = engine_environments(
         {name: named[name] for name in plan.environment_digests}, context.store, folder.web
     )
@@ -47,7 +48,7 @@ def run(context: StageContext) -> Mapping[str, Any]:
     done = reinforce(
         folder,
         plan,
-        engine_job(settings, start.folder, environments.settings),
+        engine_job(settings, start.folder, environments.settings, experience),
         engine_options(options, plan.machine),
         Listener(
             begin=progress.begin,
@@ -58,7 +59,14 @@ def run(context: StageContext) -> Mapping[str, Any]:
         ),
     )
     check_exported(done, start.folder, start.tokenizer, moved_to=folder.refused, address=str(context.address))
-    trained = Trained(plan=plan, done=done, rows=rows, policy_in=start.digest, web_records=environments.web_records)
+    trained = Trained(
+        plan=plan,
+        done=done,
+        rows=rows,
+        policy_in=start.digest,
+        web_records=environments.web_records,
+        experience=experience,
+    )
     return write_outputs(context, folder, trained)
 
 
@@ -79,10 +87,10 @@ def _plan(context: StageContext, rows: StoredRows) -> RlPlan:
 
 RL_STAGE = Stage(
     name="rl",
-    version=5,
+    version=6,
     settings=RlSettings,
-    consumes={"rl_rows": "rl_rows", "questions": "questions", "checkpoint": "checkpoint"},
-    optional=frozenset({"questions", "checkpoint"}),
+    consumes={name: name for name in ("rl_rows", "questions", "checkpoint", "experience")},
+    optional=frozenset({"questions", "checkpoint", "experience"}),
     produces=(CHECKPOINTS, RL_ROLLOUTS),
     telemetry=(RL_LOG, RL_VALIDATION),
     depends_on_address=True,

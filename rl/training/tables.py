@@ -33,7 +33,11 @@ RL_ROLLOUTS = Table(
             TURN_REWARDS,
             column("score", pa.float64(), "score of the verdict, within [0, 1]; null without a verdict", nullable=True),
             column("parts", PARTS, "parts of the reward by name, as its rule declares them in `PARTS`"),
-            column("notes", pa.string(), "notes of the rule, such as codes of broken rules, separated by spaces"),
+            column(
+                "notes",
+                pa.string(),
+                "notes of the rule, such as codes of broken rules, then `lost:` or `hint:` with how",
+            ),
             column("prediction", pa.string(), "extracted answer; empty if there is none"),
             column("tool_calls", pa.int32(), "tool calls that ran"),
             column("tool_failures", pa.int32(), "of these, those that failed"),
@@ -66,7 +70,7 @@ _ENVIRONMENTS = pa.list_(
 
 RL_LOG = Table(
     "rl_log",
-    7,
+    8,
     ("step",),
     pa.schema(
         [
@@ -116,6 +120,9 @@ RL_LOG = Table(
                 "length_bias", pa.float64(), "in them, mean length of trained rollouts minus that of all", nullable=True
             ),
             column("reward_bias", pa.float64(), "the same for rewards; null without audited groups", nullable=True),
+            column("num_experiences", pa.int64(), "records in the pool of experience; null without one", nullable=True),
+            column("hinted", pa.float64(), "share of rollouts that saw experience; null like this", nullable=True),
+            column("hint_cut", pa.float64(), "share whose training prompts lack it; null like this", nullable=True),
             column("loss", pa.float64(), "policy loss; null if none is logged", nullable=True),
             column("entropy", pa.float64(), "mean entropy of the policy; null if none is logged", nullable=True),
             column("learning_rate", pa.float64(), "at this step; null if none is logged", nullable=True),

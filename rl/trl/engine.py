@@ -95,6 +95,7 @@ class TrlEngine(RlEngine):
 
     environment: ClassVar[str] = "trl"
     trains_several_samples: ClassVar[bool] = True
+    trains_on_hints: ClassVar[bool] = True
     typed_keys: ClassVar[Mapping[str, str]] = TYPED_KEYS
     refused_keys: ClassVar[Mapping[str, str]] = REFUSED_KEYS
 

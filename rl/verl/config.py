@@ -20,8 +20,8 @@ from pydantic import JsonValue
 
 from treadle.core.errors import ConfigError
 from treadle.rl.config import RlOptions
-from treadle.rl.credit.registry import is_default
 from treadle.rl.training.plan import RlPlan
+from treadle.rl.verl.advantages import OUTCOME_REWARD, advantage_overrides
 
 AGENT_LOOP = "treadle"
 """Name of Treadle's agent loop in verl's registry."""
@@ -166,11 +166,6 @@ def _check_supported(plan: RlPlan) -> None:
     options = plan.options
     if plan.machine.variant == "cpu":
         raise ConfigError('rl.engine: verl trains on NVIDIA GPUs only; use "trl" on this machine')
-    if not is_default(options.credit):
-        raise ConfigError(
-            f'rl.credit = {options.credit.type!r}: verl computes the advantages itself, by "outcome"; leave rl.credit '
-            'out, or use rl.engine = "trl"'
-        )
     if options.lr_scheduler_type == "linear":
         raise ConfigError("rl.lr_scheduler_type: verl supports constant and cosine, not linear")
     if options.finetuning_type == "lora" and options.lora_dropout:
@@ -230,30 +225,12 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "checkpoint.save_contents": _checkpoint_contents(options),
     }
     return {
-        **_advantages(plan, files),
+        **advantage_overrides(options, files.model),
         "algorithm.use_kl_in_reward": False,
         "actor_rollout_ref.model.path": str(files.model),
         "actor_rollout_ref.model.enable_gradient_checkpointing": options.gradient_checkpointing is not False,
         **_adapters(plan),
         **{f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()},
-    }
-
-
-def _advantages(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
-    """Return what advantages are computed by: rewards within a group, or a critic that starts from the policy."""
-    options = plan.options
-    if not options.engine.has_critic:
-        return {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": True}
-    engine = options.engine.model_dump()
-    return {
-        "algorithm.adv_estimator": "gae",
-        "algorithm.gamma": 1.0,
-        "algorithm.lam": 1.0,
-        "critic.model.path": str(files.model),
-        "critic.model.enable_gradient_checkpointing": options.gradient_checkpointing is not False,
-        "critic.optim.lr": engine["critic_learning_rate"],
-        "critic.optim.lr_warmup_steps_ratio": engine["critic_warmup_ratio"],
-        "critic.optim.weight_decay": options.weight_decay,
     }
 
 
@@ -267,7 +244,8 @@ def _group_filter(options: RlOptions) -> dict[str, JsonValue]:
         return {}
     filters: dict[str, JsonValue] = {
         "enable": True,
-        "metric": "reward",
+        # With credit of turns, the token scores of which verl takes the sum are no rewards.
+        "metric": OUTCOME_REWARD if options.credits_turns else "reward",
         "max_num_gen_batches": 1 + options.max_extra_batches,
         "max_inflight_gen_batches": math.ceil(options.prompts_per_draw / options.prompts_per_step),
     }

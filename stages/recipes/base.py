@@ -38,9 +38,9 @@ class Recipe(Entry):
     """The stages of a flow in their order."""
 
     type: str = "calibrate"
-    """Recipe of the flow: `calibrate`, `sweet`, `sweet-baselines` or `multi-turn-dpo`, `my_recipes.py:Mine` for a class
-    in a file next to the configuration, `package.module:Mine`, or the name of an entry point in the group
-    `treadle.recipes`."""
+    """Recipe of the flow: `calibrate`, `agent-evolver`, `sweet`, `sweet-baselines` or `multi-turn-dpo`,
+    `my_recipes.py:Mine` for a class in a file next to the configuration, `package.module:Mine`, or the name of an entry
+    point in the group `treadle.recipes`."""
     steps: ClassVar[tuple[Step, ...]] = ()
     """Steps of one iteration, producers first."""
     goals: ClassVar[tuple[str, ...]] = ()

@@ -43,6 +43,7 @@ RECIPES = Registry(
     example="my_recipes.py:Mine",
     shipped={
         "calibrate": "treadle.stages.recipes.calibrate:Calibrate",
+        "agent-evolver": "treadle.stages.recipes.evolve:AgentEvolver",
         "sweet": "treadle.stages.recipes.sweet:Sweet",
         "sweet-baselines": "treadle.stages.recipes.sweet:SweetBaselines",
         "multi-turn-dpo": "treadle.stages.recipes.sweet:MultiTurnDpo",

@@ -18,6 +18,7 @@ _MEASURED = (
 _SWEET = (
     Step(("preferences",), qualifier="trajectory"),
     Step(("dpo",), qualifier="critic"),
+    Step(("guided_rollouts",)),
     Step(("candidates", "advantages")),
     Step(("preferences",), qualifier="turn"),
     Step(("dpo",), qualifier="policy"),

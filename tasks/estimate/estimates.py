@@ -10,6 +10,7 @@ from treadle.datagen.pools.settings import PoolsSettings
 from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.eval.config import ScoresSettings
 from treadle.rl.config import RlSettings
+from treadle.rl.guided.settings import GuidedSettings
 from treadle.tasks.estimate.context import EstimateContext
 from treadle.tasks.estimate.figures import Estimate
 from treadle.tasks.estimate.judges import estimate_of_judges
@@ -34,6 +35,8 @@ def estimates(
 
 def _estimate(item: Instance, context: EstimateContext) -> Estimate | None:
     settings = item.settings
+    if isinstance(settings, GuidedSettings):
+        return None  # Its requests are those of several candidates per turn, and of scores.
     if isinstance(settings, PoolsSettings | RolloutsSettings):
         return estimate_of_trajectories(item, settings, context)
     if isinstance(settings, RlSettings):

@@ -18,6 +18,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.store.text_arrays import one_of
 from treadle.core.untrusted.sanitize import one_line
+from treadle.datagen.exploration.rows import seed_of
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.environments.stored_settings import environment_label
 from treadle.stages.registry import other_names, stage_entry
@@ -194,7 +195,9 @@ def trace_back(run: Run, key: str) -> list[LineageStep]:
 
 def _question_steps(run: Run, question: dict[str, Any]) -> list[LineageStep]:
     source = {"file": question["source_file"], "row": question["source_row"]}
+    seed = seed_of(question)
     return [
+        *(_question_steps(run, _question(run, seed)) if seed is not None else ()),
         LineageStep(f"source {source['file']}, row {source['row']}", source),
         LineageStep(
             f"question {question['question_key']} ({question['dataset']}, {question['split']}): {question['question']}",

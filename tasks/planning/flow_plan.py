@@ -14,11 +14,10 @@ from treadle.core.config import T_Section
 from treadle.core.errors import ConfigError, closest
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_name, phase_of
-from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.row_source import rolled_out_policy
 from treadle.environments.mixture import Environments
 from treadle.environments.scorers.base import Scorer
-from treadle.environments.scorers.registry import SCORERS, reads_all, scorer_named
+from treadle.environments.scorers.registry import SCORERS, NamesScorers, reads_all, scorer_named
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.phases import phase_model, phase_policy, sampling_model
 from treadle.stages.models import with_weights
@@ -57,9 +56,15 @@ class FlowPlan:
     def scorers(self) -> Mapping[str, Scorer]:
         """See `Plan`."""
         address = Address(self.config.flow.iterations, "questions")
-        named = {name for _, name in self.options(address, QuestionsSettings).named_scorers()}
+        tables = [self._table(replace(address, stage=stage)) for stage in ("questions", *self.stages)]
+        named = {name for table in tables if isinstance(table, NamesScorers) for _, name in table.named_scorers()}
         found = {name: scorer_named(name, self.config.scorers) for name in sorted(named)}
         return {name: scorer for name, scorer in found.items() if name not in SCORERS.shipped or reads_all(scorer)}
+
+    def _table(self, address: Address) -> Any:
+        """Return the table of an instance with its overrides; None if its stage has none."""
+        has_table = stage_entry(address.stage).table is not None
+        return overridden(self.config, address, table_of(self.config, address)) if has_table else None
 
     @property
     def stages(self) -> tuple[str, ...]:

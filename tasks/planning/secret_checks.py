@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treadle.core.llm.config import EndpointSettings
+from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.untrusted.secrets import is_secret_name, refuse_secrets
 from treadle.tasks.config import TreadleConfig
 
@@ -13,6 +13,8 @@ from treadle.tasks.config import TreadleConfig
 def key_variables(config: TreadleConfig) -> set[str]:
     """Return the environment variables that the configuration reads API keys from, and passes to companions."""
     named = {variable for model in config.models.values() for variable in model.secret_variables}
+    asked = [getattr(rule, "model", None) for rule in (config.rl.reward, config.rl.credit)]
+    named |= {variable for model in asked if isinstance(model, ModelSettings) for variable in model.secret_variables}
     environments = (config.environment, *config.environments.values())
     searches = [search for one in environments if (search := one.search_tool) is not None]
     endpoints: list[EndpointSettings] = []

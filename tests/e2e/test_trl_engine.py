@@ -16,6 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.credit.worked_example import ALLOCATED, DECOUPLED, FLAGS, REWARDS
 from support.runs.processes import end_family, kill_alone, remaining, until
 from support.training import trl_jobs
 
@@ -262,6 +263,21 @@ def test_advantages_of_turns_reach_the_loss(checks: dict[str, Any]) -> None:
     for update in updates:
         assert update["agrees"] and update["loss"] == pytest.approx(update["token_mean"], rel=1e-5)
     assert {"parts/f_tool", "parts/format_ok"} <= set(tracked["logged"])
+
+
+@pytest.mark.covers("service-28")
+def test_attributed_advantages_reach_the_loss_as_they_are(checks: dict[str, Any]) -> None:
+    decoupled, allocated, unlabelled = checks["attributed"]
+    for made, expected in ((decoupled, DECOUPLED), (allocated, ALLOCATED)):
+        assert [[round(value, 4) for value in own] for own in made["turns"]] == expected, (
+            "nothing normalises them again"
+        )
+        assert made["loss"] == pytest.approx(made["by_hand"], rel=1e-5) and made["num_requests"] == 4
+    outcomes = group_advantages(REWARDS)
+    assert unlabelled["turns"] == [
+        pytest.approx([value] * len(flags)) for value, flags in zip(outcomes, FLAGS, strict=True)
+    ]
+    assert unlabelled["num_requests"] == 0, "labels are bought in no step from prm_steps on"
 
 
 def test_samples_of_a_trajectory_have_the_gradient_of_the_whole_in_batches_filled_with_weight_zero(

@@ -154,5 +154,35 @@ def test_over_sampled_training_killed_in_a_step_pays_for_nothing_twice(
     assert len(rows) == 12
 
 
+@pytest.mark.sweep
+def test_attributed_training_killed_in_a_step_pays_for_no_label_twice(
+    folder: RlFolder, policy: Path, tmp_path: Path
+) -> None:
+    with judge_process(tmp_path / "attributor.log") as attributor:
+        model = {"model": "scripted", "endpoints": [{"url": attributor.url}]}
+        credit = {"type": "attribution", "model": model, "concurrency": 1}
+        sizes = {"prompts_per_step": 1, "mini_batch_prompts": 1, "group_size": 2, "max_steps": 6}
+        plan = trl_jobs.make_plan(NUM_ROWS, reward="outcome", credit=credit, learning_rate=1e-3, **sizes)
+        (folder.path / "given.json").write_text(plan.to_json())
+        tests = str(Path(__file__).parents[1])
+        killed = subprocess.Popen([sys.executable, "-c", trl_jobs.PARENT, str(folder.path), str(policy), tests])
+        try:
+            until(lambda: killed.poll() is not None or '"event": "saved"' in text(folder.events), "a state", 400)
+            attributor.freeze_at_next_request()
+            until(lambda: killed.poll() is not None or attributor.is_frozen(), "a later rollout is labelled", 400)
+        finally:
+            end_family(killed)
+        assert attributor.is_frozen(), "it was over before it was killed"
+        # One request is sent at a time, so the labels before this one have arrived.
+        paid = attributor.cases
+        attributor.thaw()
+        until(lambda: len(attributor.cases) == len(paid) + 1, "the case of the killed training is labelled")
+        resumed = reinforce(folder, plan, job_of(policy), EngineOptions(variant="cpu"))
+        assert resumed.resumed_step >= 1 and [step.step for step in resumed.steps] == [1, 2, 3, 4, 5, 6]
+        again = attributor.cases[len(paid) + 1 :]
+    assert again and not set(again) & set(paid) and len(set(again)) == len(again)
+    assert all((step.parts or {})["labels_read"] == 1.0 for step in resumed.steps)
+
+
 def text(path: Path) -> str:
     return path.read_text() if path.exists() else ""

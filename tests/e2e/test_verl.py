@@ -19,7 +19,7 @@ from treadle.core.config import load_config
 from treadle.core.engines.environments import engine_environ, install
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.presets import PLANNING_PRESETS
+from treadle.rl.presets import EVOLVER_PRESETS, PLANNING_PRESETS
 from treadle.rl.training.events import RlEvents
 
 TESTS = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def test_verl_wheel_installs_no_tests_or_scripts_package(python: Path) -> None:
 @pytest.mark.covers("pareto-30")
 def test_generated_overrides_compose_and_unknown_keys_fail(found: dict[str, Any]) -> None:
     composed = found["composed"]
-    assert composed["said"] == dict.fromkeys(("job", "et-agent-7b", "lora", *PLANNING_PRESETS), "")
+    assert composed["said"] == dict.fromkeys(("job", "et-agent-7b", "lora", *PLANNING_PRESETS, *EVOLVER_PRESETS), "")
     assert "trainer.save_every" in composed["unknown"]
     assert all("Could not override" in said for said in composed["fork"].values()) and len(composed["fork"]) == 5
     assert composed["values"] == {
@@ -129,6 +129,22 @@ def test_verl_advantages_match_the_reference(found: dict[str, Any]) -> None:
     plain = [item["advantage"] for group in found["contract"]["plain"] for item in group["items"]]
     assert found["contract"]["advantages"] == pytest.approx(plain, abs=1e-5)
     assert found["example_a"] == pytest.approx([0.9272, 0.6998, -0.4068, 0.8157, -0.4068, -1.6292], abs=5e-5)
+
+
+def test_advantages_of_turns_are_in_verls_batch_as_they_are(found: dict[str, Any]) -> None:
+    credited = found["credited"]
+    assert credited["estimator"] == "treadle_turns" and credited["most_turns"] > 1 and credited["error"] < 1e-5
+    assert credited["modules"] == [
+        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES=treadle.rl.engine.verl.turn_credit"
+    ]
+    rewards = [item["reward"] for item in found["contract"]["plain"][0]["items"]]
+    assert sorted(credited["rewards"]) == pytest.approx(sorted(rewards), abs=1e-6)
+
+
+def test_verl_processes_know_the_estimator_by_the_variable_alone(python: Path, tmp_path: Path) -> None:
+    asked = "from verl.trainer.ppo.core_algos import get_adv_estimator_fn as f; print(f('treadle_turns').__name__)"
+    said = run(python, tmp_path, "-c", asked, VERL_USE_EXTERNAL_MODULES="treadle.rl.engine.verl.turn_credit")
+    assert said.split()[-1] == "advantages_of_turns"
 
 
 def test_verl_ray_workers_pass_trajectories_to_the_trainer(python: Path, tmp_path: Path) -> None:

@@ -194,8 +194,11 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
     assert {name for name, queue in queues.items() if queue == "gpu"} == {
         "pools",
         "conversion",
+        "exploration",
+        "experience",
         "candidates",
         "advantages",
+        "guided_rollouts",
         "dpo",
         "sft",
         "rl",

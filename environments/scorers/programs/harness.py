@@ -1,15 +1,19 @@
 """Run inside a sandbox: make calls of a program's functions, each in a process of its own, and write what they return.
 
 The sandbox contains no other file of Treadle, so this module imports only the standard library. It reads one line of
-JSON: `code`, `calls`, `limit_s` (seconds per call), `legacy`, `packages` and `max_chars`. For each call it writes a
-line: the marker, the number of the call, and JSON with `value` (see `encoded`) or `error`. No code of the program runs
-in the process that writes these lines, unless the sandbox allows one process only.
+JSON: `code`, `calls`, `limit_s` (seconds per call), `stall_s`, `legacy`, `packages` and `max_chars`. For each call it
+writes a line: the marker, the number of the call, and JSON with `value` (see `encoded`) or `error`. No code of the
+program runs in the process that writes these lines, unless the sandbox allows one process only.
+
+A stalled machine must not make a right answer wrong. A call that has used less CPU time than `limit_s` may therefore
+take longer, by `stall_s` seconds for all calls together; a call that sleeps uses this time up and then fails.
 """
 
 import contextlib
 import ctypes
 import hashlib
 import json
+import math
 import os
 import select
 import signal
@@ -24,6 +28,9 @@ ENDED = "the process ended without a result"
 LATE = "time limit exceeded"
 BLOCK_BYTES = 65536
 SET_DEATH_SIGNAL = 1
+MAX_WAIT_S = 0.1
+"""Longest wait of a late call between two readings of its CPU clock, which several threads advance at once."""
+MIN_WAIT_S = 0.005
 
 
 class Incomparable(Exception):
@@ -172,7 +179,7 @@ def isolated(task: dict[str, Any], call: str, report: int) -> bytes:
     lead_group(child)
     os.close(sink)
     try:
-        return receive(source, task["limit_s"], 2 * task["max_chars"])
+        return receive(source, child, task)
     finally:
         os.close(source)
         with contextlib.suppress(OSError):
@@ -189,9 +196,14 @@ def lead_group(process: int) -> None:
 
 def within_limit(task: dict[str, Any], call: str) -> bytes:
     """Make one call in this process, interrupted at the time limit."""
+    own = os.getpid()
+    limit = Limit(task, own, used_s=cpu_s(own))
 
     def interrupt(*_: Any) -> None:
-        raise TimeoutError(LATE)
+        left_s = limit.left_s()
+        if left_s <= 0:
+            raise TimeoutError(LATE)
+        signal.setitimer(signal.ITIMER_REAL, left_s)
 
     signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, task["limit_s"])
@@ -201,6 +213,7 @@ def within_limit(task: dict[str, Any], call: str) -> bytes:
         return line_of({"error": described(error)})
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        limit.end()
 
 
 def line_of(result: dict[str, Any]) -> bytes:
@@ -208,18 +221,58 @@ def line_of(result: dict[str, Any]) -> bytes:
     return json.dumps(result).encode() + b"\n"
 
 
-def receive(source: int, limit_s: float, max_bytes: int) -> bytes:
+class Limit:
+    """Time limit of one call, extended while its process has used less CPU time than the limit."""
+
+    def __init__(self, task: dict[str, Any], process: int, used_s: float = 0.0) -> None:
+        """Start a call of a process whose CPU clock shows `used_s`; `task["stall_s"]` is what calls may extend."""
+        self._task = task
+        self._process = process
+        self._used_s = used_s
+        self._began = time.monotonic()
+
+    def left_s(self) -> float:
+        """Return how long to wait for the call before asking again; 0 or less once it is too late."""
+        left_s: float = self._task["limit_s"] - (time.monotonic() - self._began)
+        if left_s > 0:
+            return left_s
+        stall_s: float = self._task["stall_s"] + left_s
+        own_s: float = self._task["limit_s"] - (cpu_s(self._process) - self._used_s)
+        if stall_s <= 0 or own_s <= 0:
+            return 0.0
+        return min(stall_s, max(own_s, MIN_WAIT_S), MAX_WAIT_S)
+
+    def end(self) -> None:
+        """Take what the call took too long from what later calls may extend."""
+        late_s = time.monotonic() - self._began - self._task["limit_s"]
+        self._task["stall_s"] -= min(max(late_s, 0.0), self._task["stall_s"])
+
+
+def cpu_s(process: int) -> float:
+    """Return the CPU time that all threads of a process have used, in seconds; infinity if it cannot be read."""
+    try:
+        # The id of the kernel's clock of a process, as `clock_getcpuclockid` of libc makes it.
+        return time.clock_gettime(~process << 3 | 2)
+    except OSError:
+        return math.inf
+
+
+def receive(source: int, child: int, task: dict[str, Any]) -> bytes:
     """Return the line that the process of a call writes, or one that says why there is none."""
-    deadline = time.monotonic() + limit_s
+    limit = Limit(task, child)
     data = bytearray()
-    while not data.endswith(b"\n"):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not select.select([source], [], [], left_s)[0]:
-            return line_of({"error": LATE})
-        part = os.read(source, BLOCK_BYTES)
-        if not part or len(data) > max_bytes:
-            return line_of({"error": ENDED})
-        data += part
+    try:
+        while not data.endswith(b"\n"):
+            if not select.select([source], [], [], max(limit.left_s(), 0.0))[0]:
+                if limit.left_s() <= 0:
+                    return line_of({"error": LATE})
+                continue
+            part = os.read(source, BLOCK_BYTES)
+            if not part or len(data) > 2 * task["max_chars"]:
+                return line_of({"error": ENDED})
+            data += part
+    finally:
+        limit.end()
     return bytes(data)
 
 

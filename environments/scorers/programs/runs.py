@@ -20,6 +20,8 @@ _MAX_VALUE_CHARS = 200_000
 """Characters of all values of a program together: the sandbox keeps about 1 MiB of what it prints."""
 _SPARE_S = 5.0
 """Time for the start of the program and its packages, apart from the calls."""
+_STALL_S = 5.0
+"""Most time by which all calls of a program together may exceed their limits while they get no CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,13 @@ async def run_calls(
         "code": code,
         "calls": list(calls),
         "limit_s": limit_s,
+        "stall_s": _STALL_S,
         "legacy": legacy,
         "packages": list(packages),
         "max_chars": _MAX_VALUE_CHARS // len(calls),
     }
     program = Program(_harness(), json.dumps(task) + "\n", prints_value=False)
-    result = await pool.run(program, time_limit_s=len(calls) * (limit_s + 0.5) + _SPARE_S)
+    result = await pool.run(program, time_limit_s=len(calls) * (limit_s + 0.5) + _STALL_S + _SPARE_S)
     found = _results(result.stdout)
     missing = CallResult(None, _why_missing(result))
     return [found.get(number, missing) for number in range(len(calls))]

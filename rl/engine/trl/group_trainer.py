@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from treadle.agent.contract import Task
+from treadle.rl.engine.attention import is_supported
 from treadle.rl.engine.shared_prompts import log_probs, pack
 from treadle.rl.engine.trl.step_rows import StepSampler
 from treadle.rl.training.figures import environment_figures
@@ -21,6 +22,8 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     """TRL's trainer with rows in the plan's order, Treadle's validation, and each group's prompt computed once."""
 
     control: Any
+    epsilon_low: Any
+    epsilon_high: Any
     plan: RlPlan
     rows: Sequence[Task]
     validate: Callable[[], dict[str, Any]]
@@ -30,7 +33,18 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     _buffered_inputs: Any
     own_advantages: Sequence[Sequence[float]] | Sequence[float] = ()
     """Advantage of each row of this process, in the order of the rollouts, or of each of its completion ids."""
+    own_hint_cut: Sequence[bool] = ()
+    """Whether the policy saw a hint in each of these rows that its prompt lacks; empty if hints are not used."""
     _inputs: Any = None
+
+    def follow(self, plan: RlPlan, rows: Sequence[Task]) -> None:
+        """Train as planned on these rows."""
+        self.plan, self.rows = plan, rows
+        # On a GPU, attention kernels that skip padding are faster. An entropy bonus needs entropies with gradients,
+        # which shared prompts do not give.
+        plain = not (self.args.gradient_checkpointing or self._entropy_bonus_enabled)
+        config = innermost(self.model).config.get_text_config()
+        self.shares_prompts = self.args.device.type == "cpu" and is_supported(config) and plain
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Do nothing: the artifact has its own card."""
@@ -69,6 +83,8 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         self._inputs = inputs = list(inputs)
         made: dict[str, Any] = super()._generate_and_score_completions(inputs)
         made["advantages"] = advantages_tensor(self.own_advantages, made["completion_ids"], made["advantages"])
+        if any(self.own_hint_cut):
+            mark_cut_hints(made, self.own_hint_cut)
         return made
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -117,11 +133,16 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         scored = inputs["completion_mask"] * inputs["tool_mask"]
         # Rows of weight 0 alone are scored, too: every device must take part in each backward pass.
         self._scored_tokens = scored if scored.any() else None
+        low, high = self.epsilon_low, self.epsilon_high
+        if "hint_cut" in inputs:
+            wide = self.plan.options.experience.off_clip_high
+            self.epsilon_low, self.epsilon_high = clip_ranges(inputs["hint_cut"], low, high, wide)
         try:
             loss: torch.Tensor = super()._compute_loss(model, inputs)
             return loss
         finally:
             self._scored_tokens = None
+            self.epsilon_low, self.epsilon_high = low, high
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
@@ -178,6 +199,30 @@ def advantages_tensor(
     for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
     return padded
+
+
+def mark_cut_hints(made: dict[str, Any], hint_cut: Sequence[bool]) -> None:
+    """Add `hint_cut` (B,) to TRL's batch of a step, and take such rows out of the correction of sampling.
+
+    Their tokens were sampled after another prompt, so the ratio to the trainer's probabilities is no error of sampling.
+    Log-probabilities of the policy are those after the prompt that is trained on.
+    """
+    ids = made["completion_ids"]
+    if len(hint_cut) != len(ids):
+        raise RuntimeError(f"there are hints of {len(hint_cut)} rows for {len(ids)} of TRL's")
+    made["hint_cut"] = torch.tensor(hint_cut, device=ids.device)
+    if (ratio := made.get("importance_sampling_ratio")) is not None:
+        made["importance_sampling_ratio"] = ratio.masked_fill(made["hint_cut"][:, None], 1.0)
+
+
+def clip_ranges(hint_cut: torch.Tensor, low: float, high: float, wide: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lower and upper clipping ranges of each row, (B, 1); the upper one is `wide` if its hint was cut.
+
+    `torch.clamp` takes two tensors or two numbers.
+    """
+    rows = hint_cut[:, None]
+    upper = torch.full(rows.shape, high, device=rows.device).masked_fill(rows, wide)
+    return torch.full_like(upper, low), upper
 
 
 def innermost(model: Any) -> Any:

@@ -10,6 +10,7 @@ from trl import GRPOTrainer
 
 from treadle.agent.contract import Task
 from treadle.rl.engine.dynamic_sampling import Draws, NoSpread, draw_groups, rows_of_draw
+from treadle.rl.engine.experience import TrainingExperience
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
 from treadle.rl.engine.trl.sample_rows import SampleRow, rows_of_updates
@@ -34,6 +35,7 @@ class RolloutFunction:
         refresh_weights: Callable[[], None],
         reporter: TrlReporter,
         dump: Path,
+        experience: TrainingExperience | None = None,
     ) -> None:
         self._plan = plan
         self._rows = rows
@@ -42,6 +44,9 @@ class RolloutFunction:
         self._refresh_weights = refresh_weights
         self._reporter = reporter
         self._dump = dump
+        self._experience = experience
+        if experience is not None:
+            source.hinted = experience.hinted
 
     def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
         """Return the samples of the trajectories of a step; TRL's `rollout_func`.
@@ -63,12 +68,14 @@ class RolloutFunction:
             everyone, all_drawn = draws.chosen(options.prompts_per_step), [*draws.kept, *draws.equal]
             if rank_and_world()[0] == 0:
                 write_draws(self._dump, step, map(_drawn, all_drawn))
-            made, drawn = everyone[mine], draws.figures(options.prompts_per_step)
+            drawn = draws.figures(options.prompts_per_step)
         else:
-            made = self._source.step(step, [self._rows[index] for index in planned[mine]], first)
-            everyone, drawn = gathered(made), {}
-            all_drawn = everyone
+            everyone = gathered(self._source.step(step, [self._rows[index] for index in planned[mine]], first))
+            all_drawn, drawn = everyone, {}
             check_step([one.group for one in everyone])
+        # A credit rule may pay for what it asks, so it gets only groups that are trained on.
+        made = self._source.credited(everyone[mine], step)
+        everyone = gathered(made)
         self._report_step(step, everyone, all_drawn, drawn, trainer)
         rows = rows_of_updates(
             made,
@@ -77,7 +84,14 @@ class RolloutFunction:
             lambda number: max(gathered([number])),
         )
         trainer.own_advantages = [row.advantage for row in rows]
+        trainer.own_hint_cut = [row.hint_cut for row in rows] if self._experience is not None else []
         return _to_trl(rows)
+
+    def end_step(self, step: int) -> None:
+        """Wait until the update of the pool of experience that the step began is stored, in all processes."""
+        if self._experience is not None and self._experience.is_due(step):
+            self._experience.finish_update(self._reporter.heartbeat)
+            gathered([step])
 
     def _draw(self, step: int) -> Draws[ScoredGroup]:
         """Return the groups of the draws of a step, of all processes; each rolls out its share of a draw.
@@ -120,6 +134,8 @@ class RolloutFunction:
         figures = {**step_figures([scored.rewards for scored in everyone], names), **drawn}
         if self._plan.options.oversample is not None:
             figures |= oversampling_figures((one.group.started, one.group.is_audit) for one in all_drawn)
+        if self._experience is not None:
+            figures |= self._experience.figures(step, everyone)
         self._reporter.set_figures(figures)
         for name, value in figures["parts"].items():
             # TRL logs these with its own metrics, to the trackers too.
@@ -133,6 +149,8 @@ class RolloutFunction:
                 (one.group, pair) for one in everyone for pair in zip(one.group.trajectories, one.rewards, strict=True)
             ]
             write_step(self._dump, step, [rollout_row(step, group, *pair) for group, pair in pairs])
+            if self._experience is not None:
+                self._experience.begin_update(step, everyone)
             if self._plan.options.oversample is not None:
                 write_started(self._dump, step, [one.group for one in all_drawn])
 

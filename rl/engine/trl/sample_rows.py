@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from treadle.rl.credit.base import token_advantages
-from treadle.rl.credit.outcome import group_advantages
+from treadle.rl.credit.outcome import scored_advantages
 from treadle.rl.engine.group_source import ScoredGroup
 from treadle.rl.groups.samples import GroupSample
-from treadle.rl.rewards.rewarded import RewardedItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,7 @@ class SampleRow:
         reward: That of its trajectory on the first of its samples, so that each rollout counts once in what TRL logs;
             None on the others, and if it has no score.
         advantage: That of the trajectory, or of each completion id if turns have advantages of their own.
+        hint_cut: Whether the model saw a hint that the prompt here lacks.
     """
 
     prompt_ids: list[int]
@@ -35,6 +35,7 @@ class SampleRow:
     logprobs: list[float]
     reward: float | None = None
     advantage: float | list[float] = field(default=0.0)
+    hint_cut: bool = False
 
 
 def rows_of_updates(
@@ -64,7 +65,8 @@ def rows_of_updates(
 
 def _rows_of_group(one: ScoredGroup) -> list[list[SampleRow]]:
     """Return the rows of each trajectory of a group, at least one."""
-    outcomes = _group_advantages(one.rewards)
+    # TRL would add 1e-4 to the deviation instead of 1e-6.
+    outcomes = scored_advantages(one.rewards)
     found = []
     for number, (trajectory, reward) in enumerate(zip(one.group.trajectories, one.rewards, strict=True)):
         of_turns = None if one.advantages is None else list(one.advantages[number])
@@ -83,16 +85,6 @@ def _rows_of_group(one: ScoredGroup) -> list[list[SampleRow]]:
 def _row(sample: GroupSample, reward: float | None, advantage: float | list[float]) -> SampleRow:
     if not sample.completion_ids:
         # TRL reads the last id of each completion, so an empty one gets one masked id.
-        return SampleRow(sample.prompt_ids, [0], [0], [0.0], reward, advantage)
-    return SampleRow(sample.prompt_ids, sample.completion_ids, sample.env_mask, sample.logprobs, reward, advantage)
-
-
-def _group_advantages(rewards: Sequence[RewardedItem]) -> list[float]:
-    """Return the advantages within a group; those without a score have none, and do not count in the statistics.
-
-    TRL would add 1e-4 to the deviation instead of 1e-6.
-    """
-    scored = [one.reward for one in rewards if one.scored]
-    # A single scored one has nothing to be compared with.
-    values = iter(group_advantages(scored) if len(scored) > 1 else [0.0] * len(scored))
-    return [next(values) if one.scored else 0.0 for one in rewards]
+        return SampleRow(sample.prompt_ids, [0], [0], [0.0], reward, advantage, sample.hint_cut)
+    ids, mask, logprobs = sample.completion_ids, sample.env_mask, sample.logprobs
+    return SampleRow(sample.prompt_ids, ids, mask, logprobs, reward, advantage, sample.hint_cut)

@@ -23,7 +23,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.export_model import continue_greedily
 from treadle.environments.mixture import Environments
-from treadle.rl.engine.attention import is_supported
+from treadle.rl.engine.experience import open_experience
 from treadle.rl.engine.group_source import open_source
 from treadle.rl.engine.rows import Payloads, check_rows, prompt_ids, read_tasks
 from treadle.rl.engine.trl.events import TrlReporter
@@ -51,8 +51,12 @@ def train_policy(plan: RlPlan, job: dict[str, Any], environments: Environments, 
     trainer, slot = _trainer(plan, start, rows, arguments, reporter)
     generate, refresh_weights, max_batch = open_generator(plan, trainer, codec, reporter)
     limits = dict(max_model_len=_max_context_tokens(trainer), max_batch=max_batch)
-    with open_source(plan, job, environments, generate, codec, **limits) as source:
-        slot.rollouts = RolloutFunction(plan, rows, source, refresh_weights, reporter, Path(job["rollouts"]))
+    with (
+        open_source(plan, job, environments, generate, codec, **limits) as source,
+        open_experience(plan, job, rows, environments, codec, is_first=arguments.process_index == 0) as experience,
+    ):
+        dump = Path(job["rollouts"])
+        slot.rollouts = RolloutFunction(plan, rows, source, refresh_weights, reporter, dump, experience)
         trainer.validate = validator(plan, validation, source, refresh_weights, reporter)
         reporter.greedy_of_state = lambda: _greedy(
             trainer, prompt_ids(rows[0], environments, codec), job["greedy_tokens"]
@@ -84,26 +88,24 @@ def _trainer(
         train_dataset=Dataset.from_dict({"prompt": [str(index) for index in range(len(rows))]}),
         processing_class=AutoTokenizer.from_pretrained(str(start)),
         rollout_func=slot,
-        callbacks=[reporter, _StepSchedule(plan)],
+        callbacks=[reporter, _StepSchedule(plan, slot)],
         peft_config=LoraConfig(**lora) if lora is not None else None,
     )
-    trainer.plan, trainer.rows = plan, rows
-    config = policy.config.get_text_config()
-    # On a GPU, attention kernels that skip padding are faster. An entropy bonus needs entropies with gradients, which
-    # shared prompts do not give.
-    plain = not (arguments.gradient_checkpointing or trainer._entropy_bonus_enabled)
-    trainer.shares_prompts = arguments.device.type == "cpu" and is_supported(config) and plain
+    trainer.follow(plan, rows)
     return trainer, slot
 
 
 class _StepSchedule(TrainerCallback):  # type: ignore[misc]
-    """Callback that makes TRL evaluate and save at the plan's steps."""
+    """Callback that makes TRL evaluate and save at the plan's steps, after what belongs to a step is done."""
 
-    def __init__(self, plan: RlPlan) -> None:
+    def __init__(self, plan: RlPlan, slot: RolloutFunctionSlot) -> None:
         self._plan = plan
+        self._slot = slot
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step, rest = divmod(state.global_step, self._plan.updates_per_step)
+        if not rest:
+            self._slot.rollouts.end_step(step)
         control.should_evaluate = not rest and self._plan.validates_at(step)
         control.should_save = not rest and self._plan.saves_at(step)
 

@@ -33,12 +33,16 @@ from treadle.rl.training.plan import RlPlan
 
 @dataclass(frozen=True, slots=True)
 class RewardedTrajectory:
-    """One trajectory with its reward, and the oldest and newest weights (verl's update count) that sampled it."""
+    """One trajectory with its reward, and the oldest and newest weights (verl's update count) that sampled it.
+
+    `advantages` are those of its turns; None if verl computes them from the rewards.
+    """
 
     made: GroupTrajectory
     reward: RewardedItem
     min_version: int
     max_version: int
+    advantages: list[float] | None = None
 
 
 class LoopHost:
@@ -73,6 +77,11 @@ class LoopHost:
     def part_names(self) -> list[str]:
         """Names of the parts of the rewards, as the options declare them."""
         return list(self._plan.options.reward_parts)
+
+    @property
+    def credits_turns(self) -> bool:
+        """True if verl gets credit of turns in place of rewards."""
+        return self._plan.options.credits_turns
 
     async def join(
         self, sample: Sample, session: int, size: int, client: Any, sampling: Mapping[str, Any]
@@ -123,17 +132,30 @@ class LoopHost:
             [GroupJob(sample.group_id, task, size, seed)],
             attempts=options.attempts,
         )
-        # Computer algebra may take seconds, and other groups are rolled out on this event loop.
+        # Computer algebra and credit may take seconds, and other groups are rolled out on this event loop.
         rewards = await asyncio.to_thread(self._rewards, sample, group)
+        rewards, advantages = await asyncio.to_thread(self._credited, sample, group, rewards)
         self._store(sample, group, rewards)
         oldest, newest = model.versions(sample.step)
         return [
-            RewardedTrajectory(made, reward, oldest, newest)
-            for made, reward in zip(group.trajectories, rewards, strict=True)
+            RewardedTrajectory(made, reward, oldest, newest, own)
+            for made, reward, own in zip(group.trajectories, rewards, advantages, strict=True)
         ]
 
     def _rewards(self, sample: Sample, group: Group) -> list[RewardedItem]:
         return self._scorer.rewards(group, group.question, 0 if sample.validates else sample.step)
+
+    def _credited(
+        self, sample: Sample, group: Group, rewards: list[RewardedItem]
+    ) -> tuple[list[RewardedItem], Sequence[list[float] | None]]:
+        """Return the rewards with the parts of the credit rule, and its advantages, if it computes them."""
+        options = self._plan.options
+        # verl's dynamic sampling drops groups with equal rewards, so nothing is paid for their credit.
+        dropped = options.dynamic_sampling and len({one.reward for one in rewards if one.scored}) < 2
+        if sample.validates or dropped or not options.credits_turns:
+            return rewards, [None] * len(rewards)
+        made = self._scorer.credited(group, group.question, rewards, sample.step)
+        return made.rewards, made.advantages
 
     def _store(self, sample: Sample, group: Group, rewards: Sequence[RewardedItem]) -> None:
         lines = [

@@ -8,15 +8,18 @@ docs/guides/verl.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from treadle.rl.credit.base import token_advantages, token_credits
 from treadle.rl.engine.verl.host import RewardedTrajectory, host_of
 from treadle.rl.engine.verl.sample import Sample
+from treadle.rl.engine.verl.turn_credit import CreditedOutput
 from treadle.rl.rewards.rewarded import RewardedItem
+from treadle.rl.verl.advantages import OUTCOME_REWARD
 
 _LOGGED = ("tool_calls", "tool_failures", "length")
 
@@ -35,10 +38,13 @@ class TreadleLoop(AgentLoopBase):  # type: ignore[misc]
         sample = Sample.from_fields(kwargs)
         size = self.rollout_config.val_kwargs.n if sample.validates else self.rollout_config.n
         rewarded = await host.join(sample, int(kwargs["session_id"]), int(size), self.server_manager, sampling_params)
-        return _output(rewarded, host.end_id, host.part_names)
+        extra_info = reward_columns(rewarded.reward, host.part_names)
+        if host.credits_turns:
+            extra_info[OUTCOME_REWARD] = rewarded.reward.reward
+        return _output(rewarded, host.end_id, extra_info)
 
 
-def _output(rewarded: RewardedTrajectory, end_id: int, part_names: Sequence[str]) -> AgentLoopOutput:
+def _output(rewarded: RewardedTrajectory, end_id: int, extra_info: Mapping[str, float]) -> AgentLoopOutput:
     made, reward = rewarded.made, rewarded.reward
     ids, mask, logprobs = made.completion_ids, made.env_mask, made.logprobs
     if not ids:
@@ -47,7 +53,7 @@ def _output(rewarded: RewardedTrajectory, end_id: int, part_names: Sequence[str]
     if not reward.scored:
         mask = [0] * len(mask)
     usage = made.trajectory.usage
-    return AgentLoopOutput(
+    fields: dict[str, Any] = dict(
         prompt_ids=made.prompt_ids,
         response_ids=ids,
         response_mask=mask,
@@ -56,13 +62,17 @@ def _output(rewarded: RewardedTrajectory, end_id: int, part_names: Sequence[str]
         num_turns=made.trajectory.num_turns,
         metrics=AgentLoopMetrics(generate_sequences=usage.model_seconds, tool_calls=usage.tool_seconds),
         extra_fields={
-            "reward_extra_info": reward_columns(reward, part_names),
+            "reward_extra_info": dict(extra_info),
             "min_global_steps": rewarded.min_version,
             "max_global_steps": rewarded.max_version,
             "turn_scores": [],
             "tool_rewards": [],
         },
     )
+    if rewarded.advantages is None:
+        return AgentLoopOutput(**fields)
+    of_ids = token_advantages(rewarded.advantages, made.turn_starts, len(ids))
+    return CreditedOutput(**fields, token_scores=token_credits(of_ids, mask))
 
 
 def reward_columns(reward: RewardedItem, part_names: Sequence[str]) -> dict[str, float]:

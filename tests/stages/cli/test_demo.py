@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from support.runs.command_line import Desk
+
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 
 SMALL = ("--set", "pools.max_questions=6", "--set", "rollouts.max_questions=5")
 
@@ -51,3 +55,32 @@ def test_tutor_talks_with_a_human_and_its_programs_are_tested(tmp_path: Path) ->
     assert dialogues == "12" and 0 < float(solved) < 100, "it guesses, and some guesses are right"
     assert float(solved) < float(passed), "a wrong guess passes some tests"
     assert 2 <= float(messages) < 3
+
+
+def test_agents_make_tasks_and_the_tutor_works_on_them_at_a_service(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    few = ("--set", "exploration.max_questions=4", "--set", "rollouts.max_questions_per_dataset=8")
+    done = desk.treadle("demo", "evolve", "--tutor-only", *few).succeeded()
+    assert "companion ledger-service is ready" in done.err and "companion helpers is ready" in done.err
+    label = "tutor (rules, no language model)"
+    (row,) = (line for line in done.out.splitlines() if line.startswith(label))
+    tasks, rollouts, solved, *_ = row.removeprefix(label).split()
+    assert (tasks, rollouts) == ("8", "8") and 0 < float(solved) < 100, "it errs in some rollouts"
+
+    run = Run.open(tmp_path / "outputs", "demo-evolve-tutor")
+    made = table(run, "1/exploration", "synthetic_tasks")
+    assert made
+    questions = table(run, "1/questions", "questions")
+    assert {row["split"] for row in questions if row["dataset"].startswith("ledger")} == {"train"}
+    assert {row["environment"] for row in questions if row["split"] == "heldout"} == {"served"}
+    assert table(run, "1/experience", "experience")
+
+    again = desk.treadle("demo", "evolve", "--tutor-only", *few).succeeded()
+    assert again.err.count("(unchanged, reused)") == 7
+
+
+def table(run: Run, address: str, kind: str) -> list[dict[str, Any]]:
+    """Return the rows of an instance's output."""
+    record = run.record(Address.parse(address))
+    assert record is not None
+    return list(run.rows(record.outputs[kind]).rows())

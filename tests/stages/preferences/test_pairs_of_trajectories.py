@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from support.preferences.desk import CANARY, Desk
 from support.rollouts.dialogues import Guess
+from support.tables.score_tables import NO_IDS, put_rows
 
 from treadle.core.errors import StageFailed
 from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 
 REWARDS = {"a": (1.0, 0.4, 1.0), "b": (0.9, 1.0, 0.9), "c": (0.0, 0.3, 0.7), "d": (1.0, 1.0, 0.0), "e": (1.0, 0.0, 0.0)}
 
@@ -87,8 +89,6 @@ def test_no_pair_is_a_failure_that_names_its_cause(tmp_path: Path) -> None:
 
 
 def test_rollouts_without_ids_or_with_other_prompts_are_not_paired(tmp_path: Path) -> None:
-    from support.tables.score_tables import NO_IDS, put_rows
-
     desk = Desk(tmp_path)
     desk.put({"a": (1.0, 0.0, 0.0)})
     rows = desk.rows("1/rollouts@base", "rollouts")
@@ -98,4 +98,32 @@ def test_rollouts_without_ids_or_with_other_prompts_are_not_paired(tmp_path: Pat
     rows[2]["samples"][0]["prompt_ids"][0] += 1
     put_rows(desk.run, "1/rollouts@base", ROLLOUTS, rows)
     with pytest.raises(StageFailed, match=r"the prompt of rollout \w+ has other token ids than its messages"):
+        desk.pairs("dialogue")
+
+
+def test_pairs_do_not_depend_on_the_order_of_scores(desk: Desk) -> None:
+    first = desk.pairs("trajectory").outputs
+    put_rows(desk.run, "1/scores@base", SCORES, desk.rows("1/scores@base", "scores")[::-1])
+    assert desk.pairs("trajectory").outputs == first
+
+
+def test_equal_rollouts_and_those_of_another_tokenizer_are_not_paired(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.put({"a": (1.0, 0.0, 0.0)})
+    rows = desk.rows("1/rollouts@base", "rollouts")
+    rows[1]["samples"] = rows[0]["samples"]
+    put_rows(desk.run, "1/rollouts@base", ROLLOUTS, rows)
+    assert desk.pairs("dialogue").metrics["left_out.same_ids"] == 1
+    rows[2]["tokenizer_digest"] = "other"
+    put_rows(desk.run, "1/rollouts@base", ROLLOUTS, rows)
+    with pytest.raises(StageFailed, match=r"the prompt of rollout \w+ has other token ids than its messages"):
+        desk.pairs("dialogue")
+
+
+def test_rollouts_that_infrastructure_ended_are_not_the_worse_ones(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.put({"a": (1.0, 0.0)})
+    scores = desk.rows("1/scores@base", "scores")
+    put_rows(desk.run, "1/scores@base", SCORES, [scores[0], scores[1] | {"status": "failed"}])
+    with pytest.raises(StageFailed, match="no pair among the rollouts of 1 tasks"):
         desk.pairs("dialogue")

@@ -127,7 +127,7 @@ async def test_two_endless_calls_take_the_time_of_two_tests() -> None:
 
     with pytest.raises(TimeoutError):
         await run_calls(Pool(), LOOP, ["f(1)", "f(2)"], 1.0, legacy=False, packages=())  # type: ignore[arg-type]
-    assert seconds == [2 * 1.5 + 5.0], "one second each, with time to start"
+    assert seconds == [2 * 1.5 + 5.0 + 5.0], "one second each, with time to start, and for stalls of the machine"
 
 
 def original(reference: str, answer: str, tests: dict[str, str]) -> float:

@@ -1,7 +1,8 @@
 """A judge in a process of its own: `python -m support.model_servers.judge_process LOG`, which prints its URL.
 
-It compares answers literally, and writes a line to LOG for each request that it answers: the case. If the file
-LOG.freeze exists when a request arrives, it deletes that file and stops itself (SIGSTOP) with the request on the wire.
+It compares answers literally, labels every step as good, and writes a line to LOG for each request that it answers:
+the case. If the file LOG.freeze exists when a request arrives, it deletes that file and stops itself (SIGSTOP) with the
+request on the wire.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
+from support.credit.worked_example import reply
 from support.runs.processes import look
 from support.servers.scripted_server import RecordedRequest, ScriptedServer
 
@@ -74,9 +76,11 @@ async def _serve(log: Path) -> None:
         assert recorded.messages is not None
         shown = recorded.messages[-1]["content"]
         case = orjson.loads(shown)
-        is_right = case["predicted_answer"] in case["accepted_answers"].split(" | ")
         with log.open("a") as file:
             file.write(shown + "\n")
+        if "steps" in case:
+            return reply("G" * len(case["steps"]))
+        is_right = case["predicted_answer"] in case["accepted_answers"].split(" | ")
         return orjson.dumps({"rationale": "", "judgement": "correct" if is_right else "incorrect"}).decode()
 
     async with ScriptedServer(script, chat_only=True) as server:

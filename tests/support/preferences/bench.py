@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from support.preferences.desk import Desk
@@ -17,6 +18,8 @@ from treadle.rl.advantages.entry import ADVANTAGES_STAGE
 from treadle.rl.advantages.settings import AdvantagesOptions, AdvantagesSettings
 from treadle.rl.candidates.entry import CANDIDATES_STAGE
 from treadle.rl.candidates.settings import CandidatesOptions, CandidatesSettings
+from treadle.rl.guided.entry import GUIDED_ROLLOUTS_STAGE
+from treadle.rl.guided.settings import GuidedOptions, GuidedSettings
 
 
 class Bench:
@@ -70,6 +73,20 @@ class Bench:
         if options.get("best_of"):
             inputs |= {"rollouts": "1/rollouts@base", "scores": "1/scores@base"}
         return self._run("advantages", ADVANTAGES_STAGE, settings, **inputs)
+
+    def guided(self, *, changed: Mapping[str, Any] | None = None, **options: Any) -> StageRecord:
+        settings = GuidedSettings(
+            model_name="base",
+            model=self._model("policy"),
+            environment=self.desk.environment,
+            critic_name="critic",
+            critic=self._model("critic"),
+            options=GuidedOptions(**{"sampling": Sampling(max_tokens=64), **options}),
+            seed=1,
+            **(changed or {}),
+        )
+        inputs = {"questions": "1/questions", "checkpoint": "1/dpo@critic", "scores": "1/scores@base"}
+        return self._run("guided_rollouts", GUIDED_ROLLOUTS_STAGE, settings, **inputs)
 
 
 def likes_ones(prompt: list[int]) -> tuple[float, ...]:

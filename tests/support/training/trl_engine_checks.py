@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from support.credit.trl_check import attributed
 from support.training.rewards import group_rewards
 from support.training.scripted_groups import CONTRACT_JOBS, contract_generator, contract_rollouts, runs_of
 from transformers import AutoModelForCausalLM
@@ -56,6 +58,11 @@ def main(policy: Path, job_path: Path) -> dict[str, Any]:
         "contract": contract(policy, plan),
         "updates": updates(policy, plan),
         "credit": credit(policy, plan),
+        "attributed": [
+            _attributed(policy, plan, outcome_on="last_step"),
+            _attributed(policy, plan, scheme="allocation"),
+            _attributed(policy, plan, prm_steps=1),
+        ],
         "several": several_samples(policy, plan),
         "windows": windows(),
         "refused": refused_policy(job),
@@ -123,18 +130,22 @@ class _ScriptedSource:
             for group, row in zip(self.made, rows, strict=True)
         ]
 
+    def credited(self, groups: list[ScoredGroup], step: int) -> list[ScoredGroup]:
+        """Return the groups as they are: TRL computes the advantages."""
+        return groups
+
 
 class _PerTurnSource(_ScriptedSource):
     """The same groups, with the number of each turn, from 1, as its advantage."""
 
-    def step(self, step: int, rows: list[Task], first: int) -> list[ScoredGroup]:
-        """All of them, whatever is asked."""
+    def credited(self, groups: list[ScoredGroup], step: int) -> list[ScoredGroup]:
+        """Return the groups with these advantages."""
         return [
             replace(
                 one,
                 advantages=[[1.0 + turn for turn in range(len(made.turn_starts))] for made in one.group.trajectories],
             )
-            for one in super().step(step, rows, first)
+            for one in groups
         ]
 
 
@@ -384,6 +395,18 @@ def credit(policy: Path, plan: RlPlan) -> list[dict[str, Any]]:
             found.append({"agrees": agrees, "most_turns": int(turns.max()), "loss": loss, "token_mean": mean})
         logged = sorted(name for name in trainer._metrics["train"] if name.startswith("parts/"))
     return [*found, {"logged": logged}]
+
+
+def _attributed(policy: Path, plan: RlPlan, **keys: Any) -> dict[str, Any]:
+    """Return what TRL's batch has of the worked example of attribution."""
+    with _folder() as folder:
+        return attributed(
+            functools.partial(_scripted_plan, plan),
+            lambda scripted, into, source: _trainer(policy, scripted, into, source),
+            ChatTokenizer.load(policy),
+            folder,
+            **keys,
+        )
 
 
 def windows() -> list[int | None]:

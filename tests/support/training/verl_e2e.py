@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from support.training.scripted_groups import CONTRACT_ENVIRONMENT
-from support.training.verl_plans import FOUR_GPUS, preset_plan, verl_files, verl_plan
+from support.training.verl_plans import FOUR_GPUS, LABELLED, preset_plan, verl_files, verl_plan
 
 from treadle.core.engines.config import Machine
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.presets import PLANNING_PRESETS
+from treadle.rl.presets import EVOLVER_PRESETS, PLANNING_PRESETS
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.config import loop_yaml, override_lines, verl_overrides
 from treadle.rl.verl.data import write_verl_rows
@@ -101,7 +101,8 @@ def prepare_folder(
     lines = {
         "job": override_lines(verl_overrides(plan, files)),
         "et-agent-7b": override_lines(verl_overrides(verl_plan(preset="et-agent-7b"), verl_files())),
-        **{name: override_lines(verl_overrides(preset_plan(name), verl_files())) for name in PLANNING_PRESETS},
+        **{name: _lines_of(preset_plan(name)) for name in PLANNING_PRESETS},
+        **{name: _lines_of(preset_plan(name, **LABELLED)) for name in EVOLVER_PRESETS},
         "lora": override_lines(
             verl_overrides(
                 verl_plan(two_nodes, num_validation_rows=0, finetuning_type="lora", kl_coef=0.01, dual_clip=None,
@@ -112,3 +113,7 @@ def prepare_folder(
     }  # fmt: skip
     (root / "overrides.json").write_text(json.dumps(lines))
     return job
+
+
+def _lines_of(plan: RlPlan) -> list[str]:
+    return override_lines(verl_overrides(plan, verl_files()))

@@ -12,6 +12,8 @@ from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.verl.config import VerlFiles
 
 ROOT = Path("/training")
+LABELLED = {"credit": {"model": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}}
+"""Keys that presets with attribution need."""
 FOUR_GPUS = Machine(variant="cuda", num_devices=4)
 
 
@@ -53,9 +55,9 @@ def verl_plan(
     )
 
 
-def preset_plan(name: str) -> RlPlan:
-    """Return the plan of a preset, on the machine that it names."""
-    options = load_config(RlOptions, data={"preset": name, "reward": "outcome"})
+def preset_plan(name: str, **keys: Any) -> RlPlan:
+    """Return the plan of a preset with further keys of `[rl]`, on the machine that it names."""
+    options = load_config(RlOptions, data={"preset": name, "reward": "outcome", **keys})
     machine = Machine(variant="cuda", num_devices=options.num_devices or 1, num_nodes=options.num_nodes)
     return plan_phase(
         RlSettings(options=options, seed=7),

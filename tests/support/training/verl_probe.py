@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.credit.numbered_turns import NumberedTurns
+from support.credit.verl_check import credited_facts
 from support.training.rewards import group_rewards
 from support.training.scripted_groups import (
     ANSWER,
@@ -36,7 +38,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.seeds import derive_seed
 from treadle.environments.question.runtime import QuestionRuntime
 from treadle.rl.engine.rows import Payloads
-from treadle.rl.engine.scorer import open_scorer
+from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.engine.verl import loop as verl_loop
 from treadle.rl.engine.verl.compose import compose_config
 from treadle.rl.engine.verl.folder import VerlFolder
@@ -131,6 +133,20 @@ class Probe:
         batch = await worker.generate_sequences(_batch([row for row in fields for _ in range(size)]))
         return {"plain": plain, "verl": self._facts(batch, size), "advantages": _advantages(batch)}
 
+    async def credited(self) -> dict[str, Any]:
+        """One group with credit of turns; see `support.credit.verl_check`."""
+        options = self.plan.options.model_copy(update={"credit": NumberedTurns()})
+        plan = self.plan.model_copy(update={"options": options})
+        generator = contract_generator(self.codec)
+        generator._entropy = None
+        size = 8
+        rows = _batch([loop_fields("key-0", uid="group-0", text="Question 0?")] * size)
+        with open_scorer(plan, {"default": CONTRACT_ENVIRONMENT}) as scorer:
+            worker = self._worker(lambda one: generator([one])[0], ContractHost, size, plan, scorer)
+            worker.outputs = []
+            await worker.generate_sequences(rows)
+        return credited_facts(override_lines(verl_overrides(plan, verl_files())), worker.outputs)
+
     def _facts(self, batch: Any, size: int) -> list[list[dict[str, Any]]]:
         groups = []
         for start in range(0, len(batch), size):
@@ -156,19 +172,35 @@ class Probe:
         group = derive_seed(self.plan.seed, split, step, index)
         return [derive_seed(group, session) for session in range(size)]
 
-    def _worker(self, script: Any, host: type[LoopHost], size: int) -> Any:
+    def _worker(
+        self,
+        script: Any,
+        host: type[LoopHost],
+        size: int,
+        plan: RlPlan | None = None,
+        scorer: GroupScorer | None = None,
+    ) -> Any:
         """verl's own worker with our loop, a stub of its client and a host whose tools are stubs."""
         from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
         from verl.workers.rollout.replica import TokenOutput
 
+        class Worker(AgentLoopWorker):  # type: ignore[misc]
+            """Keeps the outputs of the loop."""
+
+            outputs: list[Any] = []
+
+            async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> Any:
+                self.outputs.append(output)
+                return await super()._agent_loop_postprocess(output, validate, **kwargs)
+
         settings = CONTRACT_ENVIRONMENT if host is ContractHost else WIDE
         made = host(
-            self.plan,
+            plan or self.plan,
             {"default": OpenEnvironment(settings, QuestionRuntime(settings, contract_tools()))},
             self.codec,
             CONTRACT_VOCABULARY,
             VerlFolder(self.folder / "verl"),
-            self.scorer,
+            scorer or self.scorer,
             Payloads(None),
         )
 
@@ -178,7 +210,7 @@ class Probe:
 
         verl_loop.host_of = host_of
         lines = [*self.lines["job"], f"actor_rollout_ref.rollout.n={size}"]
-        return AgentLoopWorker(compose_config(lines), StubClient(script, TokenOutput), None, None)
+        return Worker(compose_config(lines), StubClient(script, TokenOutput), None, None)
 
     def example_a(self) -> list[float]:
         """verl's advantages of Example A."""
@@ -337,7 +369,7 @@ def _found(probe: Probe) -> dict[str, Any]:
     found["steps"] = probe.steps()
     found["example_a"] = probe.example_a()
     found["packed"] = probe.packed()
-    for name in ("worked_example", "contract"):
+    for name in ("worked_example", "contract", "credited"):
         found[name] = asyncio.run(getattr(probe, name)())
     return found
 

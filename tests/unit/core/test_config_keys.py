@@ -25,6 +25,8 @@ from treadle.core.runs.execute import fingerprint_of
 from treadle.core.runs.records import json_round_trip
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
+from treadle.datagen.exploration.filters import FILTERS
+from treadle.datagen.exploration.strategies import STRATEGIES
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.scorers.stdin_tests import ProgramSandboxSettings
@@ -40,11 +42,13 @@ from treadle.web.record.table import write_record
 REVISABLE = (
     ("scores", "judges"), ("scores", "redundancy"), ("scores", "best_of"), ("scores", "max_error_rate"), ("report",),
     ("rollouts", "samples_per_question"), ("rollouts", "max_questions"), ("rollouts", "max_questions_per_dataset"),
-    ("rollouts", "datasets"), ("rollouts", "split"), ("scorers",),
+    ("rollouts", "datasets"), ("rollouts", "split"), ("scorers",), ("guided_rollouts", "samples_per_question"),
+    ("guided_rollouts", "max_questions"), ("guided_rollouts", "max_questions_per_dataset"),
+    ("guided_rollouts", "datasets"), ("guided_rollouts", "split"),
 )  # fmt: skip
 
 OPERATIONAL = """
-QuestionsSettings.scorers
+AttributionCredit.concurrency QuestionsSettings.scorers
 CompanionSettings.command CompanionSettings.env CompanionSettings.folder CompanionSettings.name
 CompanionSettings.ready_text CompanionSettings.ready_url CompanionSettings.reuse CompanionSettings.start_timeout_s
 CompanionSettings.stop_timeout_s TreadleConfig.companions
@@ -69,6 +73,9 @@ ModelSettings.retry_limit ModelSettings.tokenizer
 ConversionOptions.max_concurrent ConversionOptions.max_cost ConversionOptions.max_total_tokens
 ConversionOptions.pending_pause_s ConversionOptions.pending_retries ConversionOptions.prompts
 ConversionOptions.shards ConversionOptions.tokenizer TextSource.path
+ExplorationOptions.max_concurrent ExplorationOptions.max_cost ExplorationOptions.max_total_tokens
+ExplorationOptions.pending_pause_s ExplorationOptions.pending_retries ExplorationOptions.profiles
+ExplorationOptions.prompts ExplorationOptions.wall_limit_s
 PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.pending_pause_s
 PoolOptions.pending_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
@@ -76,9 +83,13 @@ PhaseRollouts.pending_pause_s PhaseRollouts.pending_retries PhaseRollouts.shards
 AdvantagesOptions.max_concurrent AdvantagesOptions.max_cost AdvantagesOptions.max_total_tokens
 AdvantagesOptions.pending_pause_s AdvantagesOptions.pending_retries CandidatesOptions.max_concurrent
 CandidatesOptions.max_cost CandidatesOptions.max_total_tokens CandidatesOptions.pending_pause_s
-CandidatesOptions.pending_retries DpoOptions.devices DpoOptions.gradient_checkpointing DpoOptions.num_devices
+CandidatesOptions.pending_retries ExperienceOptions.max_concurrent ExperienceOptions.max_cost
+ExperienceOptions.max_total_tokens ExperienceOptions.pending_pause_s ExperienceOptions.pending_retries
+ExperienceOptions.pool DpoOptions.devices DpoOptions.gradient_checkpointing DpoOptions.num_devices
 DpoOptions.per_device_batch_size DpoOptions.preset DpoOptions.save_steps DpoOptions.stall_timeout_s DpoOptions.threads
 DpoOptions.trackers DpoOptions.variant
+GuidedOptions.max_concurrent GuidedOptions.max_cost GuidedOptions.max_total_tokens GuidedOptions.pending_pause_s
+GuidedOptions.pending_retries GuidedOptions.shards GuidedOptions.wall_limit_s
 PlanningSearchSettings.cache_folder PlanningSearchSettings.corpus PlanningSearchSettings.index_folder
 PlanningSearchSettings.num_threads
 CodeSandboxSettings.interpreter CodeSandboxSettings.max_running CodeSandboxSettings.pool_size
@@ -112,7 +123,9 @@ WorkspaceSettings.engine WorkspaceSettings.folder
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, JUDGES, METHODS)
+KINDS: tuple[Registry[Any], ...] = (
+    ENVIRONMENTS, TOOLS, REWARDS, CREDITS, JUDGES, METHODS, STRATEGIES, FILTERS,
+)  # fmt: skip
 """Registries, of whose types the shipped ones are tried; a run is not locked to its scorers."""
 OF_SCORERS = (ProgramSandboxSettings,)
 """Sections that only scorers have."""
@@ -135,6 +148,10 @@ FIXED = {
     "JudgeReward.type", "JudgeReward.code_file", "JudgeReward.code_sha256",
     "OutcomeReward.type", "OutcomeReward.code_file", "OutcomeReward.code_sha256",
     "OutcomeCredit.type", "OutcomeCredit.code_file", "OutcomeCredit.code_sha256",
+    "CuriousStrategy.type", "CuriousStrategy.code_file", "CuriousStrategy.code_sha256",
+    "LexicalFilter.type", "LexicalFilter.code_file", "LexicalFilter.code_sha256",
+    "EmbeddingFilter.type", "EmbeddingFilter.code_file", "EmbeddingFilter.code_sha256",
+    "AttributionCredit.type", "AttributionCredit.code_file", "AttributionCredit.code_sha256",
     "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
     "Correctness.type", "Correctness.code_file", "Correctness.code_sha256", "Correctness.subject",
     "Correctness.prompt_text", "Correctness.rubric_text",
@@ -173,6 +190,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "RlOptions.preset": ("et-agent-7b",),
     "AdvantagesOptions.critic": ("near",),
     "DpoOptions.preset": ("sweet-llama-8b",),
+    "ExperienceOptions.encoder": ({"type": "hashing"},),
+    "ExperienceWriterRole.model": ("near",),
+    "ValidatorRole.model": ("near",),
     "DpoOptions.devices": ([1],),
     "DpoOptions.trackers": (["wandb"],),
     "RlOptions.devices": ([1],),
@@ -188,6 +208,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "SelectionOptions.quotas": ({"qa": 5},),
     "RlOptions.shares": ({"default": 1.0},),
     "JudgeReward.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
+    "AttributionCredit.model": ({"model": "other", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
     "ReportSettings.prices": ({"near": {"prompt_per_million": 1.0, "completion_per_million": 2.0}},),
@@ -234,6 +255,11 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "ModelSettings.headers_env": ({"X-Key": "KEY"},),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "PolicyRole.model": ("near",),
+    "ExplorerRole.model": ("near",),
+    "SummariserRole.model": ("near",),
+    "SolverRole.model": ("near",),
+    "ExplorationOptions.grader": ("llm",),
+    "MixtureSettings.synthetic": (0.5,),
     "TeacherRole.model": ("near",),
     "HelperRole.model": ("near",),
     "JudgeRole.model": ("near",),
@@ -384,6 +410,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
     }
     others = {"scores": {"judges": {"type": "rubric", "rubric": "Short."}}, "selection": {"method": "random"}}
     apart = {**tree, **others, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
+    apart["exploration"] = {"filters": [{"type": "embedding", "encoder": ENCODER}]}
     apart["rl"] = {**tree["rl"], "reward": {"type": "planning"}}
     judge = {"type": "judge", "model": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}
     judged = {
@@ -391,9 +418,10 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "questions": tree["questions"],
         "environment": {"search": {"enabled": False}},
         "rl": {"reward": judge},
+        "experience": {"summariser": {"model": "near"}},
         "flow": {"stages": ["rollouts", "scores", "rl"], "models": ["near"]},
     }
-    exact = {**judged, "rl": {"reward": {"type": "em"}}}
+    exact = {**judged, "rl": {"reward": {"type": "em"}, "credit": {**judge, "type": "attribution"}}}
     web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
     # Policies are reinforced with recorded searches alone, so without that stage here.
     abroad = {

@@ -12,7 +12,7 @@ from treadle.demo import quickstart
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.quickstart import demo_configuration
 from treadle.demo.results import ModelCounts, first_and_last_rewards
-from treadle.demo.steps import COLBENCH_STEPS, GAP_STEPS, step_of
+from treadle.demo.steps import COLBENCH_STEPS, EVOLVE_STEPS, GAP_STEPS, step_of
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import overridden
 from treadle.tasks.planning.order import flow_addresses
@@ -171,6 +171,37 @@ def test_colbench_demo_of_the_tutor_needs_no_engine_and_measures_held_out_tasks(
     addresses = {str(address): address for address in flow_addresses(config)}
     assert list(addresses) == ["1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
     assert overridden(config, addresses["1/rollouts@tutor"], config.rollouts).datasets == ("programs-heldout",)
+
+
+def test_evolve_demo_trains_on_tasks_that_agents_made_and_measures_at_a_service(
+    engines: set[str], tmp_path: Path
+) -> None:
+    write_byte_tokenizer(tmp_path / "tokenizer")
+    name, config = demo_configuration("evolve", tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
+    assert name == "demo-evolve" and engines == {"serve", "sft", "trl"}
+    addresses = flow_addresses(config)
+    silent = [str(one) for one in addresses if not step_of(one, EVOLVE_STEPS).words]
+    scored = ("tutor", "start", "phase-1", "policy")
+    assert silent == ["1/questions@seed", "1/questions", *(f"1/scores@{one}" for one in scored)]
+    assert [one.environment for one in config.questions.sources] == ["default", "served"]
+    assert config.rl.credit.type == "attribution" and config.rl.experience.rollout_mode == "mixed"
+    assert [companion.name for companion in config.companions] == ["ledger-service", "helpers"]
+    # All its instances can be planned: settings, inputs and models fit together.
+    assert [str(instance(config, one).address) for one in addresses] == list(map(str, addresses))
+
+
+def test_evolve_demo_of_the_tutor_needs_no_engine_and_trains_nothing(engines: set[str], tmp_path: Path) -> None:
+    name, config = demo_configuration("evolve", tmp_path, fresh=False, tutor_only=True, notify=lambda line: None)
+    assert name == "demo-evolve-tutor" and not engines
+    assert list(map(str, flow_addresses(config))) == [
+        "1/questions@seed",
+        "1/exploration",
+        "1/questions",
+        "1/rollouts@tutor",
+        "1/scores@tutor",
+        "1/experience",
+        "1/report",
+    ]
 
 
 def test_rollouts_are_counted_by_outcome() -> None:

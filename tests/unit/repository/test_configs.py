@@ -68,6 +68,14 @@ def test_every_value_of_a_planning_config_cites_its_source(name: str) -> None:
     assert uncited == [f'preset = "{name}"'] * 2
 
 
+def test_every_value_of_the_config_of_agentevolver_cites_its_source() -> None:
+    lines = (ROOT / "configs" / "agentevolver-7b.toml").read_text().splitlines()
+    values = [line for line in lines if re.match(r"[\w.]+ *=", line)]
+    assert [line for line in values if not re.search(r"# (paper|script|default|here)\b", line)] == [
+        'preset = "agentevolver-7b"'
+    ]
+
+
 def test_planning_configs_measure_and_draw_as_published() -> None:
     configs = {name: load_config(TreadleConfig, (ROOT / "configs" / f"{name}.toml",)) for name in PLANNING_PRESETS}
     measured = {name: one.rollouts.sampling.temperature for name, one in configs.items()}

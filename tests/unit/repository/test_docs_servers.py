@@ -20,7 +20,7 @@ QUESTIONS = (
 
 def test_every_server_has_the_same_documented_questions() -> None:
     tables = [section for section in PAGE.split("\n## ") if "\n|---|" in section]
-    assert len(tables) == 6
+    assert len(tables) == 7
     for table in tables:
         answers = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|", table, re.MULTILINE))
         assert [question for question in answers if question in QUESTIONS] == list(QUESTIONS)

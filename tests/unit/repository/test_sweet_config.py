@@ -35,6 +35,14 @@ def test_every_value_cites_its_source() -> None:
     assert {"sweet-llama-8b", "sweet-llama-8b-critic"} < DPO_PRESETS.keys()
 
 
+def inputs_of(config: TreadleConfig) -> dict[str, dict[str, list[str]]]:
+    """Return address -> input -> the addresses that it is bound to."""
+    return {
+        str(one.address): {name: [str(at) for at in bound] for name, bound in one.inputs.items()}
+        for one in flow_instances(config)
+    }
+
+
 def test_flow_can_be_planned_and_reads_what_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "models" / "Llama-3.1-8B-Instruct"
@@ -47,14 +55,20 @@ def test_flow_can_be_planned_and_reads_what_it_should(tmp_path: Path, monkeypatc
             for n in range(9)
         ]
         (tmp_path / "tasks" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    inputs = {
-        str(one.address): {name: [str(at) for at in bound] for name, bound in one.inputs.items()}
-        for one in flow_instances(load_config(TreadleConfig, (CONFIG,)))
-    }
+    config = load_config(TreadleConfig, (CONFIG,))
+    inputs = inputs_of(config)
     assert inputs["1/preferences@trajectory"]["rollouts"] == ["1/rollouts@agent"]
     assert inputs["1/advantages"]["checkpoint"] == ["1/dpo@critic"]
     assert inputs["1/dpo@policy"]["preferences"] == ["1/preferences@turn"]
     assert inputs["1/report"]["scores"] == ["1/scores@start", "1/scores@sweet"]
+    stages = (*config.flow.stages, "guided_rollouts")
+    longer = inputs_of(config.model_copy(update={"flow": config.flow.model_copy(update={"stages": stages})}))
+    assert [address for address in longer if address not in inputs] == ["1/guided_rollouts"]
+    assert longer["1/guided_rollouts"] == {
+        "questions": ["1/questions"],
+        "checkpoint": ["1/dpo@critic"],
+        "scores": ["1/scores@agent"],
+    }
     words = ["run", str(CONFIG), "--run", "r", "--root", str(tmp_path / "runs"), "--dry-run"]
     planned = CliRunner().invoke(cli, words)
     assert planned.exit_code == 0, planned.output

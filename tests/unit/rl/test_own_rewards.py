@@ -24,7 +24,7 @@ from treadle.core.errors import ConfigError, EngineError
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.scorers.registry import SCORERS
 from treadle.rl.config import RlOptions, RlSettings
-from treadle.rl.credit.base import CreditGroup, token_advantages, turn_advantages
+from treadle.rl.credit.base import CreditGroup, token_advantages, token_credits, turn_credits
 from treadle.rl.credit.outcome import OutcomeCredit, group_advantages
 from treadle.rl.credit.registry import CREDITS, is_default
 from treadle.rl.engine.errors import BadPlan
@@ -207,7 +207,7 @@ def test_errors_of_rules_do_not_quote_the_payload(code: Path) -> None:
             rewarded(plan_with("bad.py:Bad"), task=task)
         with pytest.raises(EngineError) as worse:
             rewards = rewarded(plan_with("outcome"))[:2]
-            turn_advantages(CREDITS.parse("bad.py:Worse"), CreditGroup(task=task, items=ITEMS[:2], rewards=rewards))
+            turn_credits(CREDITS.parse("bad.py:Worse"), CreditGroup(task=task, items=ITEMS[:2], rewards=rewards))
         for error in (caught, worse):
             assert "hidden key" not in "".join(traceback.format_exception(error.value))
 
@@ -248,32 +248,44 @@ def test_types_are_found_and_their_keys_are_checked(code: Path) -> None:
             {"reward": "shortest"},
             "'reward': type = 'shortest' is unknown; known: efficiency, em, judge, outcome, planning",
         ),
-        ({"credit": "gae"}, "'gae' is unknown; known: outcome"),
+        ({"credit": "gae"}, "'gae' is unknown; known: attribution, outcome"),
         ({"credit": "mine.py:Frugal"}, "not derived from treadle.api.CreditRule"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_config(RlOptions, data=given)
 
 
-def test_verl_refuses_another_credit_rule_by_name(code: Path) -> None:
+@pytest.mark.parametrize("engine", ["verl", "trl"])
+def test_both_engines_take_another_credit_rule(engine: str, code: Path) -> None:
     from treadle.rl.curriculum import PhaseRollouts
     from treadle.rl.selection.settings import SelectionOptions
     from treadle.rl.training.phase_check import check_training
 
     keys = {"variant": "cuda", "reward": "outcome", "credit": "mine.py:LastTurn"}
-    for engine in ("verl", "trl"):
-        options = load_config(RlOptions, data={**keys, "engine": engine})
-        if engine == "trl":
-            check_training(options, SelectionOptions(), PhaseRollouts(), "1/rl@phase-1")
-            continue
-        with pytest.raises(ConfigError, match=r"1/rl@phase-1: rl.credit = 'mine.py:LastTurn': verl computes"):
-            check_training(options, SelectionOptions(), PhaseRollouts(), "1/rl@phase-1")
+    options = load_config(RlOptions, data={**keys, "engine": engine})
+    assert options.credits_turns
+    check_training(options, SelectionOptions(), PhaseRollouts(), "1/rl@phase-1")
+
+
+def test_credit_rule_is_refused_next_to_a_critic_or_to_a_reward_with_its_parts(code: Path) -> None:
+    (code / "parts.py").write_text(
+        "from treadle.api import CreditRule\n\nclass Priced(CreditRule):\n    PARTS = {'price': 'paid'}\n"
+        "    def advantages(self, group):\n        return [0.0] * len(group.items)\n"
+    )
+    for given, said in (
+        ({"engine": {"type": "verl", "critic": True}, "credit": "mine.py:LastTurn"}, "but so does a critic"),
+        ({"reward": "mine.py:Frugal", "credit": "parts.py:Priced"}, "both have parts called price"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_config(RlOptions, data=given)
+    assert "price" in load_config(RlOptions, data={"reward": "outcome", "credit": "parts.py:Priced"}).reward_parts
 
 
 def credited(rule: Any, *turns: int) -> list[list[float]]:
     items = [item(num_turns=number) for number in turns]
     rewards = rewarded(plan_with("outcome"), [item(), *[item(RIGHT.replace("12", "7"))] * (len(turns) - 1)])
-    return turn_advantages(CREDITS.parse(rule), CreditGroup(task=TASK, items=items, rewards=rewards))
+    group = CreditGroup(task=TASK, items=items, rewards=rewards)
+    return [advantages for advantages, _ in turn_credits(CREDITS.parse(rule), group)]
 
 
 def test_credit_rule_gives_turns_their_advantages(code: Path) -> None:
@@ -295,11 +307,13 @@ def test_credit_rule_gives_turns_their_advantages(code: Path) -> None:
         ("return [[1.0], [1.0, 2.0]]", "it returned 2 advantages for 1 turns"),
         ("return [float('nan'), 1.0]", "it returned nan, not a number"),
         ("return ['a', 1.0]", "it returned a value of type str, not a number"),
+        ("return [Credit(1.0, {'odd': 1.0}), 1.0]", "it returned a part that its PARTS do not declare: share"),
+        ("return [Credit(1.0, {'share': float('inf')}), 1.0]", "its part share is inf, not a number"),
     ],
 )
 def test_unusable_advantage_is_an_error_that_names_rule_and_task(body: str, said: str, code: Path) -> None:
     (code / "bad.py").write_text(
-        "from treadle.api import CreditRule\n\nclass Bad(CreditRule):\n"
+        "from treadle.api import Credit, CreditRule\n\nclass Bad(CreditRule):\n    PARTS = {'share': 's'}\n"
         f"    def advantages(self, group):\n        {body}\n"
     )
     with pytest.raises(EngineError) as caught:
@@ -313,3 +327,12 @@ def test_ids_get_the_advantage_of_their_turn() -> None:
     assert token_advantages([1.0, 2.0, 3.0], [1, 3, 6], 4) == [0.0, 1.0, 1.0, 2.0]
     assert token_advantages([], [], 2) == [0.0, 0.0]
     assert math.fsum(token_advantages([1.0], [0], 0)) == 0.0
+
+
+def test_sums_of_token_credits_are_the_advantages_of_sampled_ids() -> None:
+    advantages, mask = token_advantages([3.0, -1.0, 0.5], [0, 3, 5], 7), [1, 1, 0, 1, 0, 1, 1]
+    scores = token_credits(advantages, mask)
+    assert scores == [0.0, 4.0, 0.0, -1.5, 0.0, 0.0, 0.5]
+    sums = [math.fsum(scores[place:]) for place in range(7)]
+    assert [value for value, kept in zip(sums, mask, strict=True) if kept] == [3.0, 3.0, -1.0, 0.5, 0.5]
+    assert token_credits([1.0, 1.0], [0, 0]) == [0.0, 0.0]

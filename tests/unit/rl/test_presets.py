@@ -1,4 +1,4 @@
-"""The published settings of GAP and AFM, for both trainings and both engines."""
+"""The published settings of GAP, AFM and AgentEvolver, for both trainings and both engines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.training.verl_plans import preset_plan, verl_files
+from support.training.verl_plans import LABELLED, preset_plan, verl_files
 
 from treadle.core.config import load_config
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
 from treadle.rl.config import RlOptions
+from treadle.rl.credit.attribution import AttributionCredit
 from treadle.rl.presets import PLANNING_PRESETS
 from treadle.rl.trl.config import trl_arguments
 from treadle.rl.verl.config import verl_overrides
@@ -69,6 +70,39 @@ def test_verl_gets_dynamic_sampling_or_a_critic(name: str) -> None:
     assert ("critic.optim.lr" in overrides) is has_critic
     assert overrides.get("algorithm.filter_groups.enable", False) is not has_critic
     assert overrides["actor_rollout_ref.actor.optim.lr_warmup_steps"] == preset_plan(name).options.warmup_steps
+
+
+@pytest.mark.parametrize(("name", "alpha"), [("agentevolver-7b", 0.2), ("agentevolver-14b", 0.1)])
+def test_agentevolver_has_the_published_numbers(name: str, alpha: float) -> None:
+    plan = preset_plan(name, **LABELLED)
+    options, credit = plan.options, plan.options.credit
+    assert (options.prompts_per_step, options.group_size, plan.updates_per_step) == (32, 8, 4)
+    assert (options.clip_low, options.clip_high, options.dual_clip, options.kl_coef) == (0.2, 0.28, 3.0, 0.001)
+    assert (options.max_prompt_tokens, options.max_response_tokens, options.max_new_tokens) == (4000, 21_580, 4096)
+    assert isinstance(credit, AttributionCredit) and credit.model is not None
+    assert (credit.alpha, credit.fix_base, credit.scheme, credit.outcome_on) == (alpha, 0.2, "decouple", "last_step")
+    assert (credit.prm_steps, credit.skip, credit.weighting) == (100, "none", "trajectories")
+    overrides = verl_overrides(plan, verl_files())
+    assert overrides["algorithm.adv_estimator"] == "treadle_turns"
+    with pytest.raises(ConfigError, match=r"rl\.credit has no model that labels"):
+        preset_plan(name)
+
+
+def test_agentevolver_shows_experience_with_trl() -> None:
+    experience = {"rollout_mode": "mixed"}
+    options = preset_plan("agentevolver-7b", engine="trl", experience=experience, **LABELLED).options
+    use = options.experience
+    assert (use.rollout_ratio, use.keep_ratio, use.top_k, use.off_clip_high) == (0.5, 0.0, 3, 0.6)
+    assert (use.initial, use.update_steps) == (True, 0)
+    with pytest.raises(ConfigError, match="engine verl has one clipping range"):
+        preset_plan("agentevolver-7b", experience=experience, **LABELLED)
+
+
+def test_dynamic_sampling_of_verl_compares_rewards_and_not_credit() -> None:
+    labelled = {"credit": {"type": "attribution", **LABELLED["credit"]}}
+    for keys, metric in (({}, "reward"), (labelled, "outcome_reward")):
+        overrides = verl_overrides(preset_plan("gap-3b", **keys), verl_files())
+        assert overrides["algorithm.filter_groups.metric"] == metric
 
 
 def test_critic_is_verls_alone() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from treadle.demo import embedded_model
 
 WRITING_VARIABLES = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
 """With them vLLM takes weights and adapters from requests."""
+ROOT = Path(__file__).resolve().parents[4]
 BUILDS = [(engine, variant) for engine, variants in environments.builds().items() for variant in variants]
 
 
@@ -185,6 +187,24 @@ def test_engines_import_this_code(cache: Path) -> None:
     )
     file, length, _ = done.stdout.split()
     assert file.startswith(str(folder)) and int(length) == len(environments.lock_text("serve", "cpu"))
+
+
+def test_code_of_engines_has_every_data_file_and_the_interface(cache: Path) -> None:
+    folder, above = own_code() / "treadle", ROOT
+    packages = tomllib.loads((above / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    for name, place in packages.items():
+        of_package = above / place
+        wanted = {
+            path.relative_to(of_package)
+            for path in of_package.rglob("*")
+            if path.is_file() and path.suffix not in (".css", ".js", ".svg", ".pyc")  # pages are made elsewhere
+        }
+        copied = folder.joinpath(*name.split(".")[1:])
+        assert {path.relative_to(copied) for path in copied.rglob("*") if path.is_file()} >= wanted, name
+    code = "import treadle.api, sys; print(treadle.api.__file__)"
+    environ = {"PYTHONPATH": str(folder.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, cwd="/", capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(str(folder)), done.stderr
 
 
 def test_engines_do_not_inherit_python_paths(monkeypatch: pytest.MonkeyPatch) -> None:

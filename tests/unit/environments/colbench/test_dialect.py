@@ -43,6 +43,13 @@ def test_output_inside_code_is_a_part_of_the_answer_except_in_legacy(text: str) 
     assert read_turn(text, legacy=True).answer in (None, text.partition(FINAL)[2].partition(SHOWN)[0])
 
 
+def test_answer_behind_a_second_output_counts_except_in_legacy() -> None:
+    text = "hm OUTPUT: a OUTPUT: b I WANT TO ANSWER: c"
+    assert read_turn(text).answer == " c"
+    legacy = read_turn(text, legacy=True)
+    assert (legacy.answer, legacy.visible) == (None, " a ")
+
+
 def test_marker_in_thoughts_does_not_end_the_dialogue() -> None:
     text = "Soon I WANT TO ANSWER: but not yet.\nOUTPUT: Which sign?"
     assert (read_turn(text).answer, read_turn(text).visible) == (None, " Which sign?")

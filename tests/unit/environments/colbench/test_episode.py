@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from treadle.agent.call_cache import CallCache, NullCache
-from treadle.agent.contract import EpisodeOptions, ModelTurn, Observation, StepContext, Task
+from treadle.agent.contract import EpisodeOptions, ModelTurn, Observation, StepContext, Task, TurnEnd
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.role import RoleModel
 from treadle.agent.rollout import RolloutEngine
@@ -125,6 +125,15 @@ async def test_step_after_the_end_changes_nothing() -> None:
     assert (await episode.step(ModelTurn(ANSWER, 0, "end_of_turn"), context)).status == "answered"
     again = await episode.step(ModelTurn("One more question?", 1, "end_of_turn"), context)
     assert again == Observation(status="answered") and human.prompts == []
+
+
+@pytest.mark.parametrize("ended", ["filtered", "context_full", "budget"])
+async def test_turn_that_the_engine_ended_ends_the_dialogue(ended: TurnEnd) -> None:
+    human, settings = Speaker("yes"), ColbenchSettings(max_turns=3)
+    episode = BackendEpisode(settings, role(human, settings))
+    await episode.reset(TASK, EpisodeOptions())
+    assert (await episode.step(ModelTurn(ANSWER, 0, ended), StepContext(math.inf))).status == ended
+    assert human.prompts == []
 
 
 async def test_notice_comes_before_the_last_turn_and_not_in_legacy() -> None:

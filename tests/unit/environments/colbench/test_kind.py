@@ -8,7 +8,7 @@ from treadle.agent.contract import Task
 from treadle.agent.tools.workspace.files import BadTask
 from treadle.environments.colbench.kind import BackendType
 from treadle.environments.colbench.settings import ColbenchSettings
-from treadle.environments.colbench.task import ProgramTask
+from treadle.environments.colbench.task import MAX_TESTS, ProgramTask
 from treadle.environments.registry import ENVIRONMENTS, environment_type, traits_of
 from treadle.environments.scorers.registry import SCORERS
 from treadle.environments.scorers.scoring import OpenScorers
@@ -48,7 +48,15 @@ def test_hidden_information_states_the_reference_as_the_answer() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [{}, {"reference": "x"}, {"reference": 1, "tests": {"1": "f()"}}, {"reference": "x", "tests": {"1": None}}],
+    [
+        {},
+        {"reference": "x"},
+        {"reference": 1, "tests": {"1": "f()"}},
+        {"reference": " \n", "tests": {"1": "f()"}},
+        {"reference": "x", "tests": {"1": None}},
+        {"reference": "x", "tests": {"1": " "}},
+        {"reference": "x", "tests": {str(number): "f()" for number in range(MAX_TESTS + 1)}},
+    ],
 )
 def test_unusable_payload_is_refused(payload: dict[str, object]) -> None:
     with pytest.raises(BadTask):

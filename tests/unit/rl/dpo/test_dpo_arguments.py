@@ -42,6 +42,45 @@ def test_batches_are_spread_over_devices() -> None:
         arguments(DpoOptions(aggregate="sum", precision="fp16"))
 
 
+def test_micro_batches_fit_the_memory_or_are_as_configured() -> None:
+    options = DpoOptions(aggregate="sum", batch_size=8)
+
+    def spread(longest_row: int, **keys: Any) -> tuple[int, int]:
+        made = dpo_arguments(
+            options.model_copy(update=keys), Machine(), num_rows=100, has_holdout=False, longest_row=longest_row,
+            output="output", seed=7,
+        )  # fmt: skip
+        assert (
+            made["eval_strategy"] == "no" and made["per_device_eval_batch_size"] == made["per_device_train_batch_size"]
+        )
+        return made["per_device_train_batch_size"], made["gradient_accumulation_steps"]
+
+    assert [spread(one) for one in (10, 1024, 1366, 4096, 100_000)] == [(8, 1), (4, 2), (2, 4), (1, 8), (1, 8)]
+    assert spread(10, per_device_batch_size=2) == (2, 4)
+    with pytest.raises(ConfigError, match="is 8 pairs each, not a multiple of dpo.per_device_batch_size 3"):
+        spread(10, per_device_batch_size=3)
+
+
+def test_precision_and_dropout_are_what_they_are_set_to() -> None:
+    assert not arguments(DpoOptions(aggregate="sum"))["bf16"], "most CPUs emulate it"
+    assert arguments(DpoOptions(aggregate="sum", precision="bf16"))["bf16"]
+    on_gpu = {
+        precision: arguments(DpoOptions(aggregate="sum", precision=precision), Machine(variant="cuda"))
+        for precision in ("auto", "bf16", "fp16", "fp32")
+    }
+    assert {name: (one["bf16"], one["fp16"]) for name, one in on_gpu.items()} == {
+        "auto": (True, False),
+        "bf16": (True, False),
+        "fp16": (False, True),
+        "fp32": (False, False),
+    }
+    assert arguments(DpoOptions(aggregate="sum"))["disable_dropout"]
+    dropping = DpoOptions(aggregate="sum", finetuning_type="lora", lora_dropout=0.1)
+    assert not arguments(dropping)["disable_dropout"]
+    with pytest.raises(ConfigError, match="on a CPU training is one process"):
+        arguments(DpoOptions(aggregate="sum", batch_size=8), Machine(num_devices=2))
+
+
 def test_loss_follows_the_aggregate() -> None:
     def losses(**options: Any) -> tuple[list[str], list[float]]:
         made = arguments(DpoOptions(**options))

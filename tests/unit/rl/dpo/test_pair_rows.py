@@ -39,12 +39,14 @@ def test_one_task_is_always_left_to_train_on() -> None:
     assert len(split_pairs(["a", "b", "c"], 0.01, "task", 1)) == 1, "a small share still measures something"
 
 
-def store(folder: Path, rows: list[dict[str, Any]], *, is_critic: bool = False, **options: Any) -> PairStore:
+def store(
+    folder: Path, rows: list[dict[str, Any]], *, is_critic: bool = False, seed: int = 0, **options: Any
+) -> PairStore:
     run = new_run(folder)
     put_rows(run, "1/preferences@turn", PREFERENCES, rows)
     record = run.record(Address.parse("1/preferences@turn"))
     assert record is not None
-    settings = DpoSettings(options=DpoOptions(aggregate="sum", **options), is_critic=is_critic)
+    settings = DpoSettings(options=DpoOptions(aggregate="sum", **options), is_critic=is_critic, seed=seed)
     return PairStore(settings, [run.rows(record.outputs["preferences"])], "1/dpo@policy")
 
 
@@ -60,6 +62,26 @@ def test_long_pairs_and_those_over_the_limit_are_counted(tmp_path: Path) -> None
     assert [row["held_out"] for row in written].count(True) == 1 and len(written) == 4
     assert selection.longest == max(len(row["prompt_ids"]) + 2 for row in written)
     assert selection.num_target_tokens == 6 and selection.tokenizers == {"t"}
+
+
+def test_rows_over_the_limit_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    rows = [pair_row(number) for number in range(12)]
+    found = [
+        store(tmp_path / str(place), rows, max_rows=4, holdout_share=0, seed=seed).select().train
+        for place, seed in enumerate((1, 1, 2))
+    ]
+    assert found[0] == found[1] != found[2] and all(len(one) == 4 for one in found)
+
+
+def test_longer_side_decides_and_the_limit_itself_is_allowed(tmp_path: Path) -> None:
+    uneven = pair_row(0, rejected_ids=[5, 6, 7, 8], rejected_mask=[1] * 4, rejected_turns=[4])
+    pairs = store(tmp_path / "a", [uneven, pair_row(2)], max_tokens=5, holdout_share=0)
+    selection = pairs.select()
+    assert not selection.left_out and len(selection.train) == 2
+    pairs.store(tmp_path / "rows.parquet", selection)
+    assert selection.longest == 5 and selection.prompt == [1], "of the first pair"
+    with pytest.raises(StageFailed, match="too_long 1"):
+        store(tmp_path / "b", [uneven], max_tokens=4).select()
 
 
 def test_policy_is_never_trained_on_hidden_information(tmp_path: Path) -> None:

@@ -39,8 +39,14 @@ def test_weights_give_the_scores_of_each_aggregate(
 
 
 def test_turns_that_do_not_fit_their_mask_are_refused() -> None:
-    with pytest.raises(ValueError, match="turns of 3 tokens do not fit a mask of 2"):
-        token_weights([1, 1, 0], [1, 2], "turn_sum")
+    for turns in ([1, 2], [1]):
+        with pytest.raises(ValueError, match=f"turns of {sum(turns)} tokens do not fit a mask of 2"):
+            token_weights([1, 1, 0], turns, "turn_sum")
+
+
+def test_turns_without_a_token_have_no_weight() -> None:
+    assert token_weights([0, 1, 1], [0, 2, 0], "turn_sum") == [0.0, 0.5, 0.5]
+    assert token_weights([0, 0], [0], "token_mean") == [0.0, 0.0]
 
 
 @pytest.mark.covers("sweet-14")

@@ -49,6 +49,8 @@ def test_pairs_of_a_turn_come_from_the_halves_and_follow_the_seed() -> None:
 def test_ends_may_be_narrower_than_halves() -> None:
     assert set(draw_turn_pairs(SCORES, 20, 1, size=1)) == {(2, 4)}
     assert ends_by_score([3.0, 1.0, 2.0]) == ([1], [0]) and ends_by_score([1.0]) == ([], [])
+    assert ends_by_score([3.0, 1.0, 2.0], size=5) == ([1], [0]), "no candidate is on both sides"
+    assert ends_by_score([1.0, 0.0, 0.0, 0.0]) == ([1, 2], [3, 0]), "equal scores are in their order"
 
 
 def test_equal_scores_and_a_single_candidate_give_no_pair() -> None:

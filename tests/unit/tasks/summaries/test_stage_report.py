@@ -8,7 +8,7 @@ from typing import Any, cast
 from treadle.rl.selection.summary import selection_figures, selection_sentences
 from treadle.rl.training.curves import end_steps
 from treadle.rl.training.events import RlStep
-from treadle.rl.training.report import render_report
+from treadle.rl.training.report import render_report, turn_metrics
 from treadle.rl.training.summary import rl_figures, rl_sentences, rl_steps
 from treadle.rl.training_engine import RL_ENGINES
 
@@ -64,7 +64,11 @@ def test_artifact_page_shows_the_same_means_as_terminal_and_ui() -> None:
         num_validation_rows=0,
     )  # fmt: skip
     done = SimpleNamespace(steps=steps, num_steps=20, chosen_step=20, versions={}, validations=[])
-    page = render_report(cast(Any, plan), cast(Any, done), num_too_long=0, num_held_out=0)
+    turns = turn_metrics([1] * 18 + [7, 30])
+    assert turns == {"turns_mean": 2.75, "turns_p95": 7.0} and turn_metrics([]) == {}
+    page = render_report(cast(Any, plan), cast(Any, done), num_too_long=0, num_held_out=0, turns=turns)
+    assert "Turns of a rollout: mean 2.75, 95th percentile 7." in page
+    assert "Parts of rewards and credit: bonus, what is added" in page
     (figures,) = rl_figures(LOG[:20])
     assert figures.header[1:3] == ("first 6 steps", "last 6 steps")
     told_there = {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in page.splitlines()}

@@ -64,6 +64,9 @@ def test_answer_is_the_marked_one_or_the_last_turn_of_a_full_dialogue() -> None:
     marked = [(one.kind, one.text) for one in ColbenchDialect().segments("hm OUTPUT: ok I WANT TO ANSWER: c")]
     assert answer_of(stored(("text", "What?"), ("user", "x"), *marked)) == " c"
     assert answer_of(stored(("answer", "<answer>\nc\n</answer>"))) == "\nc\n"
+    assert (
+        answer_of(stored(("answer", "I WANT TO ANSWER: a"), ("user", "x"), ("answer", "I WANT TO ANSWER: b"))) == " b"
+    )
     turns = (("text", "What?"), ("frame", ""), ("user", "x"), ("private", "hm OUTPUT:"), ("text", " c"))
     assert answer_of(stored(*turns, status="max_turns")) == " c"
     assert answer_of(stored(*turns, status="context_full")) is None

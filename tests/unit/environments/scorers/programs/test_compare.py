@@ -56,6 +56,8 @@ def test_value_equals_itself(value: Any) -> None:
         (np.array([1, 2]), np.array([1.0, 2.0]), True, False),
         (np.array([1]), np.array([1]), True, True),
         (np.array([[1, 2]]), np.array([1, 2]), False, False),
+        (np.array([1]), np.array([1, 2]), False, False),
+        (1.5, 1.6, False, False),
         (np.float32(2), 2.0, True, True),
         (np.bool_(True), True, True, True),
         (Decimal("1.5"), Decimal("1.5"), True, True),
@@ -70,6 +72,11 @@ def test_value_equals_itself(value: Any) -> None:
 def test_rules_of_each_profile(one: Any, other: Any, strict: bool, legacy: bool) -> None:
     assert same(encoded(one), encoded(other), 1e-9) == strict
     assert same_legacy(encoded(one), encoded(other)) == legacy
+
+
+def test_long_values_are_equal_by_their_digests() -> None:
+    for compare in (same, same_legacy):
+        assert compare(["large", "ab"], ["large", "ab"]) and not compare(["large", "ab"], ["large", "cd"])
 
 
 def test_tolerance_is_a_setting() -> None:
@@ -120,6 +127,7 @@ def test_forged_values_are_no_error(value: Any) -> None:
     for compare in (same, same_legacy):
         assert not compare(value, encoded(1)) and not compare(encoded([1]), value)
     assert isinstance(shown(value), str)
+    assert not same(["bool", 1], encoded(True)) and not same(["str", 1], ["str", "1"])
     deep: list[Any] = ["int", "0x1"]
     for _ in range(100_000):
         deep = ["list", [deep]]

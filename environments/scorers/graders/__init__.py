@@ -1,0 +1,1 @@
+"""Graders: scorers that ask a model how good a rollout is."""

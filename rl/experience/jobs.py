@@ -1,0 +1,114 @@
+"""Define the jobs of the stage `experience`: batches of rollouts of one task of the split `train`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from treadle.agent.jobs.keys import job_key
+from treadle.core.config import semantic_dump
+from treadle.core.runs.stage import Rows
+from treadle.rl.experience.prompts import PlayedRollout
+from treadle.rl.experience.settings import AuthorOptions, ExperienceSettings
+from treadle.rl.preferences.conversations import conversation_before
+
+CONTENT_VERSION = 1
+"""Version in the key of each job; increment it if experience is asked for or read in another way."""
+_AFTERWARDS = ("similarity",)
+"""Options that decide about records that were written before."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """Rollouts of one task that are summarised together.
+
+    Attributes:
+        key: Owner of its records in the journal.
+        question_key: The task.
+        played: The rollouts.
+    """
+
+    key: str
+    question_key: str
+    played: Sequence[PlayedRollout]
+
+
+class BatchJobs:
+    """The batches of all rollouts, read from their tables for each iteration."""
+
+    def __init__(self, settings: ExperienceSettings, inputs: Mapping[str, tuple[Rows, ...]]) -> None:
+        self._size = settings.options.batch_size
+        self._rollouts = inputs.get("rollouts", ()) if settings.options.initialise else ()
+        self._splits = {
+            row["question_key"]: row["split"]
+            for table in inputs.get("questions", ())
+            for row in table.rows(("question_key", "split"))
+        }
+        self._scores = {
+            row["rollout_key"]: row["score"]
+            for table in inputs.get("scores", ())
+            for row in table.rows(("rollout_key", "score"))
+        }
+        self._shared = _shared(settings, inputs)
+        self.left_out: Counter[str] = Counter()
+        """Reason -> number of rollouts that are not summarised, once all jobs have been read."""
+
+    @property
+    def held_out(self) -> frozenset[str]:
+        """Keys of the tasks that may not be trained on."""
+        return frozenset(key for key, split in self._splits.items() if split != "train")
+
+    def __iter__(self) -> Iterator[BatchJob]:
+        self.left_out.clear()
+        seen: set[str] = set()
+        rows = (
+            row
+            for table in self._rollouts
+            for row in table.rows(("rollout_key", "question_key", "first_messages", "segments"))
+            if self._is_used(row)
+        )
+        for question_key, own in itertools.groupby(rows, lambda row: str(row["question_key"])):
+            for batch in _batches(map(self._played, own), self._size):
+                told = [[one.messages, one.score] for one in batch]
+                key = job_key(self._shared, question_key, told)
+                if key in seen:
+                    self.left_out["repeated"] += len(batch)
+                    continue
+                seen.add(key)
+                yield BatchJob(key, question_key, batch)
+
+    def _is_used(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a rollout is summarised: that of a held-out task never is."""
+        reason = ""
+        if self._splits.get(row["question_key"]) != "train":
+            reason = "held_out"
+        elif self._scores.get(row["rollout_key"]) is None:
+            reason = "no_score"
+        if reason:
+            self.left_out[reason] += 1
+        return not reason
+
+    def _played(self, row: Mapping[str, Any]) -> PlayedRollout:
+        messages, segments = orjson.loads(row["first_messages"]), orjson.loads(row["segments"])
+        return PlayedRollout(conversation_before(messages, segments, sys.maxsize), self._scores[row["rollout_key"]])
+
+
+def _batches(played: Iterator[PlayedRollout], size: int) -> Iterator[tuple[PlayedRollout, ...]]:
+    """Yield the rollouts in batches of at most `size`."""
+    while batch := tuple(itertools.islice(played, size)):
+        yield batch
+
+
+def _shared(settings: ExperienceSettings, inputs: Mapping[str, tuple[Rows, ...]]) -> str:
+    """Return a digest of what all jobs have in common."""
+    options = semantic_dump(settings.options)
+    deciding = {name: options[name] for name in AuthorOptions.model_fields if name not in _AFTERWARDS}
+    roles = [None if role is None else semantic_dump(role) for role in (settings.summariser, settings.validator)]
+    weights = [table.digest for table in inputs.get("checkpoint", ())]
+    return job_key(CONTENT_VERSION, roles, deciding, settings.options.workspace, weights, settings.seed)

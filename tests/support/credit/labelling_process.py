@@ -1,0 +1,27 @@
+"""A process that labels eleven groups and prints their advantages: `... labelling_process URL FOLDER`.
+
+Labels are kept in FOLDER, as a training keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from support.credit.worked_example import attribution, credit_group
+
+from treadle.rl.credit.base import turn_credits
+
+NUM_GROUPS = 11
+
+
+def main(url: str, folder: str) -> None:
+    """Credit one group after the other."""
+    with (rule := attribution(url, concurrency=1)).open(Path(folder)):
+        groups = [credit_group(query=f"Do it {number}.") for number in range(NUM_GROUPS)]
+        print(json.dumps([[advantages for advantages, _ in turn_credits(rule, group)] for group in groups]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
