@@ -32,12 +32,12 @@ class Embedder:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._asking = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def vectors(self, pictures: Sequence[bytes]) -> list[list[float]]:
         """Return the vector of each picture, PNG. Raises ToolError if the program fails or has ended."""
         request = orjson.dumps({"pictures": [base64.b64encode(one).decode() for one in pictures]})
-        async with self._asking:
+        async with self._lock:
             try:
                 self._writer.write(request + b"\n")
                 await self._writer.drain()
