@@ -59,6 +59,10 @@ class Scorer(Entry):
         """Setting that makes scores incomparable with published figures, for presets to refuse; empty for none."""
         return ""
 
+    def label(self, name: str) -> str:
+        """Return what rows and reports call it; `name` is its name in the configuration."""
+        return name
+
     def check(self, where: str) -> None:
         """Raise ConfigError for settings that cannot score; `where` is the key that names the scorer."""
 

@@ -212,9 +212,9 @@ def _checked(call: ScorerCall, value: Any) -> Score | Exception:
         verdict: Score | Exception = value
         return verdict
     try:
-        return _verdict(call.name, call.scorer, value)
+        return _verdict(call.scorer.label(call.name), call.scorer, value)
     except (TypeError, ValueError) as error:
-        return no_verdict(str(error), call.name)
+        return no_verdict(str(error), call.scorer.label(call.name))
 
 
 def _verdict(name: str, scorer: Scorer, value: Any) -> Score:

@@ -69,6 +69,10 @@ class SimilarityScorer(Scorer):
         name = f"clip ({self.model})" if self.measure == "clip" else self.measure
         return f"{name}, {'middle' if self.framing == 'crops' else 'whole page'}"
 
+    def label(self, name: str) -> str:
+        """Return the name with that of the measure: values of different measures are not comparable."""
+        return f"{name}: {self.measure_name}"
+
     @property
     def unpublished(self) -> str:
         """See `Scorer`."""

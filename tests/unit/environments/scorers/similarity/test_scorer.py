@@ -111,10 +111,27 @@ async def test_records_of_any_number_are_scored_from_the_store_alone(tmp_path: P
     assert [one.score for one in scores] == pytest.approx([0.0, 0.96] * 65)
 
 
-def test_measure_is_named_and_the_environment_picks_this_scorer() -> None:
+class Rollout:
+    """Finished rollout of the task, with pages."""
+
+    status, prediction, outcome = "answered", "", None
+
+    def __init__(self, *pages: Picture | None, task: Task) -> None:
+        self.task, self._stored = task, rollout(*pages)
+
+    def stored(self) -> StoredRollout:
+        return self._stored
+
+
+def test_measure_is_named_in_the_row_and_the_environment_picks_this_scorer(tmp_path: Path, embedder: Vectors) -> None:
+    store = KeyedStore(LocalStorage(tmp_path), "pictures")
+    for picture in (TARGET, LIKE):
+        store.add(picture.digest, picture.data)
     embedded = SCORERS.parse({"type": "similarity", "measure": "efficientnet-lite0", "framing": "crops"})
-    assert isinstance(embedded, SimilarityScorer)
-    assert embedded.measure_name == "efficientnet-lite0, middle"
-    with OpenScorers({"embedded": embedded}, {"default": FrontendSettings()}) as scorers:
-        assert scorers.scorer_of(TASK).name == "similarity"
-        assert scorers.scorer_of(Task("q", "A page.", scorer="embedded")).scorer == embedded
+    named = Task("q", "A page.", scorer="embedded", payload=TASK.payload)
+    environments = {"default": FrontendSettings()}
+    with OpenScorers({"embedded": embedded}, environments, store=lambda name: store) as scorers:
+        own, other = scorers.scores([Rollout(LIKE, task=TASK), Rollout(LIKE, task=named)])
+    assert (own.score, other.score) == pytest.approx((0.96, 0.96))
+    assert own.scorer == "similarity: clip (openai/clip-vit-base-patch32), whole page"
+    assert other.scorer == "embedded: efficientnet-lite0, middle"
