@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from treadle.demo.evolve.world import LedgerWorld
+from treadle.demo.pages.tasks import write_pages
 from treadle.demo.programs.tasks import write_programs
 from treadle.demo.world import World
 from treadle.demo.world_files import write_world
@@ -94,6 +95,24 @@ def program_tables(questions: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class PagesWorld:
+    """World of pages that a human asks for.
+
+    Attributes:
+        num_heldout: Tasks that measure.
+    """
+
+    num_heldout: int
+
+    def write(self, folder: Path) -> tuple[str, dict[str, Any]]:
+        """See `DemoWorld`."""
+        questions = write_pages(folder, heldout=self.num_heldout)
+        source = {"path": str(questions), "source_field": "dataset", "split_field": "split", "domain": "code"}
+        tables = {"questions": {"sources": [{**source, "scorer": "pages", "payload": ["page"]}]}}
+        return f"{self.num_heldout:,} pages to write", tables
+
+
+@dataclass(frozen=True, slots=True)
 class Demo:
     """A demo.
 
@@ -119,6 +138,8 @@ class Demo:
         return {"models": {name: {"server": {"tokenizer": str(tokenizer)}} for name in self.tutors}}
 
 
+FRONTEND = "colbench-frontend"
+"""Demo of dialogues about pages."""
 GAP_WORLD = FactsWorld(tiers=(2,), num_questions=240, num_heldout=40, environments=("sequential", "parallel"))
 DEMOS: Mapping[str, Demo] = {
     "flywheel": Demo(
@@ -155,6 +176,14 @@ DEMOS: Mapping[str, Demo] = {
         },
         tutors=("tutor", "human"),
         training=(_HERE / "colbench_training.toml",),
+    ),
+    FRONTEND: Demo(
+        run="demo-colbench-frontend",
+        config=_HERE / "colbench_frontend.toml",
+        world=PagesWorld(num_heldout=12),
+        engines=("serve", "similarity"),
+        tutor_only={},
+        tutors=("hasty", "tutor", "human"),
     ),
     "evolve": Demo(
         run="demo-evolve",

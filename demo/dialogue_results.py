@@ -26,24 +26,24 @@ class Dialogue:
     """One scored dialogue.
 
     Attributes:
-        is_solved: Whether the program passes all hidden tests.
-        share_passed: Share of the hidden tests that it passes; None without a verdict.
+        is_solved: Whether it is right: the program passes all hidden tests, or the page is the wanted one.
+        score: Share of the hidden tests that it passes, or similarity of the pages; None without a verdict.
         num_turns: Messages of the agent.
     """
 
     is_solved: bool
-    share_passed: float | None
+    score: float | None
     num_turns: int
 
 
-def dialogues_of(run: Run, model: str, iteration: int = 1) -> dict[str, list[Dialogue]]:
+def dialogues_of(run: Run, model: str, iteration: int = 1, *, dataset: str = HELDOUT) -> dict[str, list[Dialogue]]:
     """Return question key -> scored dialogues of a model about held-out tasks. Raises RunError without scores."""
     scored = run.record(Address(iteration, "scores", model))
     if scored is None:
         raise RunError(f"run {run.run_id} has no scores of {model} in iteration {iteration}")
     found: dict[str, list[Dialogue]] = {}
     for row in run.rows(scored.outputs["scores"]).rows(_READ):
-        if row["dataset"] == HELDOUT:
+        if row["dataset"] == dataset:
             dialogue = Dialogue(bool(row["correct"]), row["score"], row["num_turns"])
             found.setdefault(row["question_key"], []).append(dialogue)
     return found
@@ -63,7 +63,7 @@ def _row(model: str, dialogues: Sequence[Dialogue]) -> tuple[Cell, ...]:
         return label, 0, "?", "?", "?"
     share = fmean(one.is_solved for one in dialogues)
     low, high = wilson_interval(share, len(dialogues))
-    passed = [one.share_passed for one in dialogues if one.share_passed is not None]
+    passed = [one.score for one in dialogues if one.score is not None]
     return (
         label,
         len(dialogues),

@@ -10,15 +10,36 @@ from pathlib import Path
 from treadle.core.config import load_config, merge
 from treadle.core.engines.cache import Notify, cache_root
 from treadle.core.engines.environments import choose_variant, install, is_installed, lock_fact
+from treadle.core.errors import ConfigError
 from treadle.core.figures import duration
 from treadle.core.runs.run import list_runs
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.demos import DEMOS
+from treadle.demo.demos import DEMOS, FRONTEND
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.tasks.config import TreadleConfig
 
-ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 3), "trl": ("TRL", 2)}
+ENGINES = {
+    "serve": ("vLLM", 3),
+    "sft": ("LLaMA-Factory", 3),
+    "trl": ("TRL", 2),
+    "similarity": ("EfficientNet-Lite0", 1),
+}
 """Engine -> its name and the maximum number of minutes that its installation takes on two cores."""
+
+
+def chosen_demo(name: str, *, frontend: bool, tutor_only: bool) -> tuple[str, str]:
+    """Return the name of a demo in `DEMOS`, and its command. Raises ConfigError for options that it does not have."""
+    command = "treadle demo" if name == "flywheel" else f"treadle demo {name}"
+    if not frontend:
+        return name, command
+    if name != "colbench":
+        raise ConfigError("--frontend is an option of treadle demo colbench")
+    if tutor_only:
+        raise ConfigError(
+            "--tutor-only: all models of the demo of pages are the tutor already, and its scores need an engine; "
+            "leave it out"
+        )
+    return FRONTEND, f"{command} --frontend"
 
 
 def demo_configuration(

@@ -11,6 +11,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.demo.demos import FRONTEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,21 @@ EVOLVE_STEPS: Mapping[str, DemoStep] = {
     "report": DemoStep("tables and charts", 1),
 }
 """Steps of `treadle demo evolve`; the times are estimates from those above, by numbers of tokens."""
-DEMO_STEPS = {"flywheel": STEPS, "gap": GAP_STEPS, "colbench": COLBENCH_STEPS, "evolve": EVOLVE_STEPS}
+FRONTEND_STEPS: Mapping[str, DemoStep] = {
+    "rollouts@hasty": DemoStep("an agent, the tutor, writes a page by chance, which Chromium draws", 20),
+    "scores@hasty": DemoStep("a network for images compares each page with the wanted one", 40),
+    "rollouts@tutor": DemoStep("it changes its pages as a human says, played by rule, who sees pictures of them", 30),
+    "scores@tutor": DemoStep("the network compares these pages", 60),
+    "report": DemoStep("tables and charts", 1),
+}
+"""Steps of `treadle demo colbench --frontend`; the times are estimates."""
+DEMO_STEPS = {
+    "flywheel": STEPS,
+    "gap": GAP_STEPS,
+    "colbench": COLBENCH_STEPS,
+    FRONTEND: FRONTEND_STEPS,
+    "evolve": EVOLVE_STEPS,
+}
 _OTHER = DemoStep("", 1)
 _PRIOR_S = 60.0
 """Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""

@@ -126,6 +126,7 @@ ENVIRONMENTS = Registry(
         "service": "treadle.environments.remote.kind:ServiceType",
         "ledger": "treadle.environments.ledger.environment:Ledger",
         "colbench/backend": "treadle.environments.colbench.kind:BackendType",
+        "colbench/frontend": "treadle.environments.colbench.frontend.kind:FrontendType",
     },
     settings_of=lambda found, place: _type_of(found, place).settings,
 )

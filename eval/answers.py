@@ -16,7 +16,7 @@ from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
 from treadle.environments.diagnosis.facts import ENDED
 from treadle.environments.scorers.answer import AnswerTools
-from treadle.environments.scorers.base import KeptReplies
+from treadle.environments.scorers.base import Stores
 from treadle.environments.scorers.scoring import ANSWERED, OpenScorers, has_given
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
 from treadle.eval.config import ScoresOptions, ScoresSettings
@@ -41,9 +41,6 @@ COPIED_COLUMNS = (
     "completion_tokens",
 )
 """Columns that `scores` copies from `rollouts`."""
-
-GRADES = "grades"
-"""Store of a run with the replies of graders."""
 
 _BATCH_ROWS = 512
 _QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer", "environment")
@@ -204,13 +201,13 @@ def open_checker(options: ScoresOptions) -> Iterator[SymbolicChecker | None]:
 
 
 @contextlib.contextmanager
-def open_scorers(settings: ScoresSettings, replies: KeptReplies | None = None) -> Iterator[OpenScorers]:
-    """Yield the scorers of the stage; `replies` keeps what they pay for."""
+def open_scorers(settings: ScoresSettings, store: Stores | None = None) -> Iterator[OpenScorers]:
+    """Yield the scorers of the stage; `store` returns a store of the run by its name."""
     options = settings.options
     with (
         open_checker(options) as checker,
         OpenScorers(
-            settings.scorers, settings.environments, AnswerTools(checker, options.f1_threshold), replies
+            settings.scorers, settings.environments, AnswerTools(checker, options.f1_threshold), store
         ) as scorers,
     ):
         yield scorers

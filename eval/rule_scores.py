@@ -32,6 +32,7 @@ class RuleScores:
     def __init__(self, context: StageContext, judge_queue: JudgeQueue) -> None:
         self._settings: ScoresSettings = context.settings
         self._inputs, self._journal, self._judge_queue = context.inputs, context.journal, judge_queue
+        self._stores = context.store
         options = self._settings.options
         self._rules = rules_digest(_limits(options), options.f1_threshold)
 
@@ -40,7 +41,7 @@ class RuleScores:
         if not self._settings.judges or not self._judge_queue.judge.NEEDS_ANSWERS:
             return
         num_threads = self._settings.options.symbolic_workers
-        with open_scorers(self._settings) as scorers, ThreadPoolExecutor(num_threads) as threads:
+        with open_scorers(self._settings, self._stores) as scorers, ThreadPoolExecutor(num_threads) as threads:
             for batch in self._batches():
                 wanted = (answer for answer in batch if self._judge_queue.needs_rule_score(answer))
                 unknown = [answer for answer in wanted if self.stored(answer) is None]

@@ -18,7 +18,7 @@ from treadle.core.runs.stage import StageContext
 from treadle.core.tables import part_items
 from treadle.environments.scorers.base import STATUS, Scorer
 from treadle.environments.scorers.scoring import OpenScorers
-from treadle.eval.answers import COPIED_COLUMNS, GRADES, Answer, answers, open_scorers
+from treadle.eval.answers import COPIED_COLUMNS, Answer, answers, open_scorers
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging
@@ -68,9 +68,9 @@ class _ScoresRun:
         options, inputs, is_judged = self._options, self._context.inputs, not self._judging.is_empty
         num_missing = self._judging.check_pending() if is_judged else 0
         self._picks = self._judging.picks()
-        settings, replies = self._context.settings, self._context.store(GRADES)
         self._context.progress.start(sum(table.num_rows for table in inputs["rollouts"]), 0, "rollouts")
-        with open_scorers(settings, replies) as scorers, ThreadPoolExecutor(options.symbolic_workers) as threads:
+        opened = open_scorers(self._context.settings, self._context.store)
+        with opened as scorers, ThreadPoolExecutor(options.symbolic_workers) as threads:
             run = threads.map if options.symbolic_workers > 1 else map
             for batch in answers(
                 inputs["rollouts"], inputs["questions"], with_text=is_judged, with_tasks=scorers.reads_all

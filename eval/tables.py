@@ -49,7 +49,8 @@ SCORES = Table(
             column(
                 "scorer",
                 pa.string(),
-                "what decided, such as status, choice, qa_f1, math_text, judge, or a name under `scorers`",
+                "what decided, such as status, choice, qa_f1, math_text, judge, or a name under `scorers`; "
+                "`similarity` adds its measure",
             ),
             column("error", pa.string(), "why there is no verdict", nullable=True),
             column(

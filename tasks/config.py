@@ -81,7 +81,20 @@ class TreadleConfig(FlowTables, RlTables, DataTables, MixedSettings, _Tables):
         for text in self.overrides:
             if (stage := Address.parse(text).stage) not in type(self).model_fields:
                 raise ValueError(f"overrides names {text!r}, but there is no table [{stage}]")
+        self._check_published()
         return self
+
+    def _check_published(self) -> None:
+        """Raise ValueError if a preset, which has published figures, would be measured in another way."""
+        changed = [changes for text, changes in self.overrides.items() if Address.parse(text).stage == "dpo"]
+        presets = [self.dpo.preset, *(changes.get("preset") for changes in changed)]
+        preset = next((name for name in presets if name is not None), None)
+        for name, scorer in self.scorers.items():
+            if preset is not None and scorer.unpublished:
+                raise ValueError(
+                    f"scorers.{name} has {scorer.unpublished}, whose values cannot be compared with the published "
+                    f"figures of the preset {preset}; leave out the preset, or the setting"
+                )
 
     def _check_environments(self) -> None:
         """Raise ValueError for a name that cannot be one, and for a source that names another environment."""

@@ -91,7 +91,7 @@ def main() -> None:
     dialogues = {model: pooled(runs, partial(dialogues_of, model=model)) for model in (START, POLICY, *BASELINES)}
     for model, by_task in dialogues.items():
         figures += solved_figures(model, by_task, LEAST_TASKS)
-        passed = fmean(one.share_passed or 0.0 for one in chain.from_iterable(by_task.values()))
+        passed = fmean(one.score or 0.0 for one in chain.from_iterable(by_task.values()))
         figures.append(Figure(name=f"{model}: tests passed", value=passed))
         if model != START:
             # An interval above 0, not at it.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Run a small end-to-end demo on this machine.", epilog="Example:  treadle demo --prefect")
 @click.argument("name", type=click.Choice(["flywheel", "gap", "colbench", "evolve"]), default="flywheel")
 @click.option("--fresh", is_flag=True, help="Start a new demo run instead of continuing the last one.")
+@click.option("--frontend", is_flag=True, help="colbench: pages in place of programs. Nothing is trained.")
 @click.option("--tutor-only", is_flag=True, help="Run only the tutor: no models, training or engines (9 GB).")
 @click.option(
     "--prefect", "with_prefect", is_flag=True, help="Run in Prefect; without a server, a temporary one is started."
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 @set_option
 @root_option
 def demo(
-    name: str, fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str, ...], root: str | Path
+    name: str,
+    fresh: bool,
+    frontend: bool,
+    tutor_only: bool,
+    with_prefect: bool,
+    overrides: tuple[str, ...],
+    root: str | Path,
 ) -> None:
     """Train a small model on what the flywheel makes, and measure what it learned.
 
@@ -42,7 +49,8 @@ def demo(
 
     `colbench` lets SmolLM2-135M write programs for a human, played by rule, who answers questions about what a request
     leaves open. It is fine-tuned on the tutor's dialogues, then trained by SWEET-RL: a critic that sees the hidden
-    program ranks messages, and the model learns from pairs of them. Hidden tests decide.
+    program ranks messages, and the model learns from pairs of them. Hidden tests decide. With --frontend, the tutor
+    writes web pages for a human who sees pictures of them; nothing is trained.
 
     `evolve` lets an agent make its own tasks: one explores the accounts of a ledger, another writes tasks about what it
     found, a third tries them out. SmolLM2-135M, fine-tuned on a clerk's rollouts, is trained on them by reinforcement
@@ -55,15 +63,15 @@ def demo(
     from treadle.cli.views.demo_summary import print_demo_end
     from treadle.cli.views.progress import ProgressView
     from treadle.core.errors import ConfigError, RunError
-    from treadle.demo.quickstart import demo_configuration
+    from treadle.demo.quickstart import chosen_demo, demo_configuration
     from treadle.demo.steps import DEMO_STEPS, DemoSteps
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.planning.run_setup import open_run
 
     if not isinstance(root, Path):
         raise ConfigError("the demo writes its world next to its run: give a local folder as --root")
+    name, command = chosen_demo(name, frontend=frontend, tutor_only=tutor_only)
     run_id, config = demo_configuration(name, root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
-    command = "treadle demo" if name == "flywheel" else f"treadle demo {name}"
     with ExitStack() as stack:
         # New models are checked against their servers, which may be companions.
         stack.enter_context(shown_companions(config, ProgressView()))

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from treadle.core.figures import Figures
 from treadle.core.runs.run import Run
-from treadle.demo.demos import DEMOS, GAP_WORLD, ProgramsWorld
+from treadle.demo.demos import DEMOS, GAP_WORLD, PagesWorld, ProgramsWorld
 from treadle.demo.dialogue_results import dialogue_figures, dialogues_of
 from treadle.demo.evolve.results import heldout_rollouts, ledger_figures
 from treadle.demo.evolve.world import LedgerWorld
+from treadle.demo.pages.results import page_figures
+from treadle.demo.pages.tasks import HELDOUT
 from treadle.demo.planning_results import answers_of, planning_figures
 from treadle.demo.results import differences, outcome
 
@@ -28,4 +30,7 @@ def demo_figures(run: Run, config: TreadleConfig, name: str) -> list[Figures]:
     if isinstance(DEMOS[name].world, ProgramsWorld):
         dialogues = {model: dialogues_of(run, model).values() for model in models}
         return [dialogue_figures(dialogues), differences(run, models, order=models)]
+    if isinstance(DEMOS[name].world, PagesWorld):
+        dialogues = {model: dialogues_of(run, model, dataset=HELDOUT).values() for model in models}
+        return [page_figures(dialogues)]  # nothing was trained, so there are no differences to tell
     return [outcome(run, models), differences(run, models)]

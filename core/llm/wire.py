@@ -145,11 +145,13 @@ def chat_body(
 
 def image_message(text: str, picture: bytes, media_type: str) -> dict[str, Any]:
     """Return a user message of a text and a picture, which travels as a data URL; for the chat route alone."""
+    return {"role": "user", "content": [{"type": "text", "text": text}, image_part(picture, media_type)]}
+
+
+def image_part(picture: bytes, media_type: str) -> dict[str, Any]:
+    """Return a picture as a part of a message, which has a list of such parts and texts as its content."""
     url = f"data:{media_type};base64,{base64.b64encode(picture).decode()}"
-    return {
-        "role": "user",
-        "content": [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}],
-    }
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def num_images(messages: Sequence[Mapping[str, Any]]) -> int:

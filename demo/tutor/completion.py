@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -15,6 +15,8 @@ from treadle.demo.tutor.conversation import Conversation, read_messages, read_pr
 from treadle.demo.tutor.critic import reply_to_task
 from treadle.demo.tutor.dialogue import next_dialogue_turn
 from treadle.demo.tutor.ledger.replies import LEDGER_ROLES
+from treadle.demo.tutor.message_parts import BadParts, read_parts
+from treadle.demo.tutor.pages import next_page_turn
 from treadle.demo.tutor.planning import next_planning_turn
 from treadle.demo.tutor.policy import next_turn
 from treadle.demo.tutor.seeded_draws import Draws
@@ -88,13 +90,12 @@ class ReplyWriter:
             raise RequestError(400, "messages must be a non-empty list")
         if body.get("tools"):
             raise RequestError(400, "the tutor calls tools by tags in its text, never natively: leave out tools")
-        for message in messages:
-            if not isinstance(message, dict) or not all(
-                isinstance(message.get(key), str) for key in ("role", "content")
-            ):
-                raise RequestError(400, "every message needs role and content, both text")
-        text = self._tokenizer.render(messages)
-        return text, read_messages(messages), len(self._tokenizer.prompt_ids(messages))
+        try:
+            texts, pictures = read_parts(messages)
+        except BadParts as error:
+            raise RequestError(400, str(error)) from None
+        conversation = replace(read_messages(texts), pictures=pictures)
+        return self._tokenizer.render(texts), conversation, len(self._tokenizer.prompt_ids(texts))
 
     def _limit(self, body: Mapping[str, Any], num_prompt: int, *, chat: bool) -> int:
         window = self._settings.max_model_len
@@ -121,6 +122,8 @@ class ReplyWriter:
             return next_planning_turn(conversation, role)
         if role == "asker" or role == "guesser" or role == "human":
             return next_dialogue_turn(conversation, role, self._settings.rates_for(model).guess, draws)
+        if role == "page-writer" or role == "page-guesser" or role == "page-human":
+            return next_page_turn(conversation, role, draws)
         if role in ("critic", "refiner"):
             return reply_to_task(roles.guess_task(conversation), conversation, self._settings.rates_for(model), draws)
         if role == "summarizer":

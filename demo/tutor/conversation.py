@@ -33,6 +33,7 @@ class Conversation:
     Attributes:
         thought: Text of an unclosed think block, or None.
         messages: Roles and texts of the finished messages after the first one of the user.
+        pictures: Pictures in the messages of a chat request, in their order.
     """
 
     system: str
@@ -41,6 +42,7 @@ class Conversation:
     thought: str | None = None
     turn: str = field(default="", repr=False)
     messages: tuple[tuple[str, str], ...] = ()
+    pictures: tuple[bytes, ...] = ()
 
 
 def read_prompt(prompt: str) -> Conversation:

@@ -17,11 +17,13 @@ from treadle.demo.tutor.planning import planning_role
 Role = Literal[
     "policy", "planner", "sequential", "asker", "guesser", "human", "judge", "gullible-judge", "critic", "refiner",
     "summarizer", "clerk", "explorer", "task-writer", "grader", "attributor", "lesson-writer", "lesson-checker",
+    "page-writer", "page-guesser", "page-human",
 ]  # fmt: skip
 Task = Literal["redundancy", "locate", "analyse", "replace", "reflect", "thoughts"]
 """Tasks of the data flywheel."""
 
 _SUFFIXES: tuple[Role, ...] = (
+    "page-writer", "page-guesser", "page-human",
     "gullible-judge", "judge", "critic", "refiner", "summarizer", "planner", "sequential", "asker", "guesser",
     "human", "clerk", "explorer", "task-writer", "grader", "attributor", "lesson-writer", "lesson-checker",
 )  # fmt: skip

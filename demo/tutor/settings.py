@@ -21,6 +21,7 @@ MODEL = "treadle-tutor"
 _ROLES = (
     "strong", "noisy", "planner", "sequential", "judge", "gullible-judge", "critic", "refiner", "summarizer", "asker",
     "guesser", "human", "clerk", "explorer", "task-writer", "grader", "attributor", "lesson-writer", "lesson-checker",
+    "page-writer", "page-guesser", "page-human",
 )  # fmt: skip
 MODELS = (MODEL, *(f"{MODEL}-{name}" for name in _ROLES))
 

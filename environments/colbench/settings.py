@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -42,6 +42,9 @@ class HumanRole(EnvironmentRole):
 class ColbenchSettings(EnvironmentSettings):
     """Dialogue between an agent and a person with hidden requirements, until the agent answers with a program."""
 
+    PROMPTS: ClassVar[tuple[str, str]] = ("agent", "human")
+    """Names of the shipped instructions of agent and person."""
+
     type: str = "colbench/backend"
     """Type of the environment."""
     profile: Literal["default", "legacy"] = "default"
@@ -56,7 +59,7 @@ class ColbenchSettings(EnvironmentSettings):
     @model_validator(mode="after")
     def _check_no_tools(self) -> Self:
         if self.tools:
-            raise ValueError("colbench/backend has no calls, so its tools would never run; remove environment.tools")
+            raise ValueError(f"{self.type} has no calls, so its tools would never run; remove environment.tools")
         return self
 
     @property
@@ -87,13 +90,13 @@ class ColbenchSettings(EnvironmentSettings):
     @property
     def agent_prompt(self) -> str:
         """System message of the agent."""
-        text = instructions("agent") if self.instructions is None else self.instructions
+        text = instructions(self.PROMPTS[0]) if self.instructions is None else self.instructions
         return text.replace("{max_turns}", str(self.turn_limit()))
 
     @property
     def human_prompt(self) -> str:
         """Instructions of the person, with places for the task and the dialogue."""
-        return instructions("human") if self.human.instructions is None else self.human.instructions
+        return instructions(self.PROMPTS[1]) if self.human.instructions is None else self.human.instructions
 
     @property
     def num_result_chars(self) -> float:

@@ -138,7 +138,14 @@ def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory)
 def calls_of(row: Mapping[str, Any]) -> list[CallRecord]:
     """Return the ledger of a stored rollout, without result texts, which are in its segments."""
     return [
-        CallRecord(call["tool"], call["argument"], call["status"], call["turn"], id=call.get("id", ""))
+        CallRecord(
+            call["tool"],
+            call["argument"],
+            call["status"],
+            call["turn"],
+            note=call.get("note", ""),
+            id=call.get("id", ""),
+        )
         for call in orjson.loads(row["tool_calls"])
     ]
 

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
-from typing import ClassVar, Literal, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import ClassVar, Literal
 
 from treadle.agent.contract import Task
 from treadle.core.answers.score import Score
 from treadle.core.registry import Entry
+from treadle.core.store.keyed_store import KeyedStore
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 
 STATUS = "status"
 """Scorer of a rollout that is wrong because of how it ended."""
 
+Stores = Callable[[str], KeyedStore]
+"""Function that returns a store of the run by its name."""
 Reads = Literal["answer", "outcome", "rollout"]
 Scale = Literal["binary", "graded", "reward"]
-
-
-class KeptReplies(Protocol):
-    """Values by keys of 32 hex digits, never replaced; `treadle.core.store.keyed_store.KeyedStore` is one."""
-
-    def get(self, key: str) -> bytes | None:
-        """Return the value of a key; None if there is none."""
-        ...
-
-    def add(self, key: str, value: bytes) -> bytes:
-        """Store a value unless the key has one; return the stored one."""
-        ...
 
 
 class Scorer(Entry):
@@ -63,11 +54,20 @@ class Scorer(Entry):
     def check_payload(cls, payload: Mapping[str, object]) -> None:
         """Raise `treadle.agent.tools.workspace.files.BadTask` for a payload that cannot be used."""
 
+    @property
+    def unpublished(self) -> str:
+        """Setting that makes scores incomparable with published figures, for presets to refuse; empty for none."""
+        return ""
+
+    def label(self, name: str) -> str:
+        """Return what rows and reports call it; `name` is its name in the configuration."""
+        return name
+
     def check(self, where: str) -> None:
         """Raise ConfigError for settings that cannot score; `where` is the key that names the scorer."""
 
-    def keep_in(self, replies: KeptReplies) -> None:
-        """Keep replies of models that are paid for in a store that outlives the process; called before `open`."""
+    def use_stores(self, store: Stores) -> None:
+        """Take stores that outlive the process, such as a run's; called before `open`, unless there are none."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

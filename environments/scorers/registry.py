@@ -52,6 +52,7 @@ SCORERS = Registry(
         "workspace_tests": "treadle.environments.scorers.workspace_tests:WorkspaceTestsScorer",
         "stdin_tests": "treadle.environments.scorers.stdin_tests:StdinTestsScorer",
         "programs": "treadle.environments.scorers.programs.scorer:ProgramsScorer",
+        "similarity": "treadle.environments.scorers.similarity.scorer:SimilarityScorer",
         "outcome": "treadle.environments.scorers.outcome:OutcomeScorer",
         "llm": "treadle.environments.scorers.graders.grader:Grader",
         "llm-gt": "treadle.environments.scorers.graders.grader:ReferenceGrader",

@@ -19,7 +19,7 @@ from treadle.core.answers.score import Score
 from treadle.environments.mixture import Environments
 from treadle.environments.registry import traits_of
 from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
-from treadle.environments.scorers.base import STATUS, KeptReplies, Scorer, no_verdict
+from treadle.environments.scorers.base import STATUS, Scorer, Stores, no_verdict
 from treadle.environments.scorers.environment import ENVIRONMENT, EnvironmentScorer
 from treadle.environments.scorers.outcome import LARGEST_SCORE, SUCCESS_SCORE, OutcomeScorer
 from treadle.environments.scorers.registry import reads_all, scorer_named
@@ -81,20 +81,21 @@ class OpenScorers:
         entries: Mapping[str, Scorer],
         environments: Environments = MappingProxyType({}),
         tools: AnswerTools | None = None,
-        replies: KeptReplies | None = None,
+        store: Stores | None = None,
     ) -> None:
         """Use the entries of the table `scorers`; `environments` are those that score their own tasks, by name.
 
-        `replies` keeps what scorers pay for, such as the replies of models, for later attempts.
+        `store` returns a store by its name, such as one of the run, for scorers that read pictures of rollouts, or
+        keep what they pay for.
         """
         self._entries = entries
         self._tools = tools or AnswerTools()
         self._environments = {name: _scorer_of_type(one, entries) for name, one in environments.items()}
         of_types = {one.name: one.scorer for one in self._environments.values() if one.name != ENVIRONMENT}
         of_users = {name: scorer for name, scorer in {**entries, **of_types}.items() if reads_all(scorer)}
-        if replies is not None:
+        if store is not None:
             for scorer in of_users.values():
-                scorer.keep_in(replies)
+                scorer.use_stores(store)
         self._users = UserLoop(of_users)
         self.reads_all = bool(of_users) or bool(environments)
         """Whether some rollouts are scored by all that is known of them, payload included."""
@@ -211,9 +212,9 @@ def _checked(call: ScorerCall, value: Any) -> Score | Exception:
         verdict: Score | Exception = value
         return verdict
     try:
-        return _verdict(call.name, call.scorer, value)
+        return _verdict(call.scorer.label(call.name), call.scorer, value)
     except (TypeError, ValueError) as error:
-        return no_verdict(str(error), call.name)
+        return no_verdict(str(error), call.scorer.label(call.name))
 
 
 def _verdict(name: str, scorer: Scorer, value: Any) -> Score:

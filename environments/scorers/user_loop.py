@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class UserLoop:
     """
 
     def __init__(self, scorers: Mapping[str, Scorer]) -> None:
-        """Prepare to open `scorers` with the first call."""
+        """Prepare to open each of `scorers` with the first call that needs it."""
         self._scorers = scorers
         self._lock = threading.Lock()
         self._running: _Running | None = None
@@ -56,7 +56,7 @@ class UserLoop:
         found: dict[int, Any] = {}
         while len(found) < len(calls):
             pending = {number: call for number, call in enumerate(calls) if number not in found}
-            found |= self._running_loop().results(pending)
+            found |= self._running_loop({call.name for call in calls}).results(pending)
         for result in found.values():
             if isinstance(result, EndpointUnavailable):
                 raise result
@@ -69,11 +69,14 @@ class UserLoop:
                 self._running.close()
             self._running = None
 
-    def _running_loop(self) -> _Running:
+    def _running_loop(self, names: Set[str]) -> _Running:
+        """Return a loop in which these scorers are open."""
         with self._lock:
-            if self._running is None or self._running.is_given_up:
-                self._running = _Running(self._scorers)
-            return self._running
+            while True:
+                if self._running is None or self._running.is_given_up:
+                    self._running = _Running(self._scorers)
+                if self._running.open(names):
+                    return self._running
 
 
 class _Running:
@@ -82,15 +85,35 @@ class _Running:
     def __init__(self, scorers: Mapping[str, Scorer]) -> None:
         self._scorers = scorers
         self._loop = SteadyLoop()
-        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._end: asyncio.Event
+        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._opened: dict[str, concurrent.futures.Future[None]] = {}
+        self._wanted: asyncio.Queue[str | None]
         self._places: asyncio.Semaphore
         self._tasks: dict[asyncio.Task[Any], ScorerCall] = {}
         self.is_given_up = False
         # A daemon, because code that blocks must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="scorers", daemon=True)
         self._thread.start()
-        self._opened.result()
+        self._started.result()
+
+    def open(self, names: Set[str]) -> bool:
+        """Open scorers that are not open yet; return False if the loop is given up. Raises ConfigError.
+
+        Only one thread at a time may call it.
+        """
+        for name in sorted(names & self._scorers.keys() - self._opened.keys()):
+            self._opened[name] = concurrent.futures.Future()
+            try:
+                self._loop.call_soon_threadsafe(self._wanted.put_nowait, name)
+            except RuntimeError:  # The loop was closed by another thread.
+                return False
+        opening = [self._opened[name] for name in sorted(names & self._scorers.keys())]
+        while concurrent.futures.wait(opening, timeout=TICK_S).not_done:
+            if self.is_given_up:
+                return False
+        for future in opening:
+            future.result()
+        return True
 
     def results(self, calls: Mapping[int, ScorerCall]) -> dict[int, Any]:
         """Return the results that there are: all, unless the loop was given up."""
@@ -125,7 +148,7 @@ class _Running:
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._end.set)
+            self._loop.call_soon_threadsafe(self._wanted.put_nowait, None)
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
@@ -133,25 +156,31 @@ class _Running:
         try:
             self._loop.run_until_complete(self._main())
         except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
-            if not self._opened.done():
-                self._opened.set_exception(error)
-            else:
-                _log.warning("scorers could not be closed: %s", error)
+            _log.warning("the loop of scorers ended: %s", error)
         finally:
             self.is_given_up = True
             with contextlib.suppress(RuntimeError):
                 self._loop.close()
 
     async def _main(self) -> None:
-        self._end, self._places = asyncio.Event(), asyncio.Semaphore(_MAX_AT_ONCE)
+        self._wanted, self._places = asyncio.Queue(), asyncio.Semaphore(_MAX_AT_ONCE)
+        self._started.set_result(None)
+        # One task opens and closes all: some contexts must be left by the task that entered them.
         async with contextlib.AsyncExitStack() as stack:
-            for name, scorer in self._scorers.items():
-                try:
-                    await stack.enter_async_context(scorer.open())
-                except Exception as error:
-                    raise ConfigError(f"scorer {name} cannot be opened: {type(error).__name__}: {error}") from error
-            self._opened.set_result(None)
-            await self._end.wait()
+            while (name := await self._wanted.get()) is not None:
+                await self._open(stack, name)
+
+    async def _open(self, stack: contextlib.AsyncExitStack, name: str) -> None:
+        try:
+            await stack.enter_async_context(self._scorers[name].open())
+        except BaseException as error:
+            failure = ConfigError(f"scorer {name} cannot be opened: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._opened[name].set_exception(failure)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._opened[name].set_result(None)
 
     async def _call(self, call: ScorerCall) -> Any:
         async with self._places:

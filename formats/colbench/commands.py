@@ -31,17 +31,19 @@ def import_command() -> None:
 )
 @click.option("--split", type=click.Choice(["train", "heldout"]), help="Split of all tasks; default: that of the run.")
 @click.option("--limit", type=click.IntRange(min=1), help="Number of tasks to take from the start.")
+@click.option("--frontend", is_flag=True, help="Tasks about web pages, for colbench/frontend.")
 @click.option("--force", is_flag=True, help="Replace an earlier import in that folder.")
 @json_option
-def import_tasks_command(source: Path, out: Path, force: bool, as_json: bool, **given: Any) -> None:
+def import_tasks_command(source: Path, out: Path, frontend: bool, force: bool, as_json: bool, **given: Any) -> None:
     """Write tasks as OUT/tasks.jsonl, and OUT/questions.toml, which a run of colbench/backend takes as configuration.
 
     FILE (JSON, JSON Lines or parquet) has rows with problem_description, ground_truth and test_cases; other fields are
-    kept, hidden. Published figures are over the first 1,000 rows of the test file.
+    kept, hidden. Tasks about web pages have a page as ground_truth and no test_cases. Published figures are over the
+    first 1,000 rows of the test file, and over 500 for pages.
     """
-    from treadle.formats.colbench.tasks import SOURCES_FILE, import_tasks
+    from treadle.formats.colbench.tasks import BACKEND, FRONTEND, SOURCES_FILE, import_tasks
 
-    count = import_tasks(source, out, replace=force, **given)
+    count = import_tasks(source, out, half=FRONTEND if frontend else BACKEND, replace=force, **given)
     told = {"folder": str(out), "configuration": str(out / SOURCES_FILE), "num_tasks": count}
     click.echo(sanitized_json(told) if as_json else sanitize(f"{out / SOURCES_FILE}: {count:,} tasks"))
 

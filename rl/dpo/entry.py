@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from treadle.core.engines.base_model import folder_digest
@@ -12,6 +13,7 @@ from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.tables import CHECKPOINTS
 from treadle.rl.dpo.config import DpoOptions, DpoSettings
 from treadle.rl.dpo.figures import dpo_report
+from treadle.rl.dpo.heads import check_language_model
 from treadle.rl.dpo.instances import CRITIC, dpo_options
 from treadle.rl.dpo.tables import PAIR_LOG
 from treadle.stages.entry import Inputs, StageEntry
@@ -21,6 +23,7 @@ from treadle.stages.plan import Plan
 
 def _settings(plan: Plan, address: Address) -> DpoSettings:
     options = dpo_options(plan, address)
+    check_language_model(Path(options.model).expanduser() / "config.json", f"{address}: dpo.model = {options.model}")
     return DpoSettings(
         options=options,
         is_critic=address.qualifier == CRITIC,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from treadle.agent.contract import Task
@@ -89,10 +90,10 @@ def open_scorer(plan: RlPlan, environments: Environments, *, training: Path | No
         rule, credit = plan.options.reward, plan.options.credit
         stack.enter_context(rule.open(training / "reward" if training is not None else None))
         stack.enter_context(credit.open(training / "credit" if training is not None else None))
-        replies = KeyedStore.in_folder(training / "grades", "replies") if training is not None else None
+        store = partial(KeyedStore.in_folder, training / "scorers") if training is not None else None
         folder = training / LIVE if training is not None else None
         live = stack.enter_context(LiveRollouts(folder, lambda: [*rule.servers(), *credit.servers()]))
-        scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker), replies))
+        scorers = stack.enter_context(OpenScorers(plan.scorers, own, AnswerTools(checker), store))
         yield GroupScorer(plan, scorers, environments, live)
 
 

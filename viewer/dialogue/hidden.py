@@ -15,6 +15,7 @@ from treadle.agent.dialects.base import FRAME, PRIVATE
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.dialogue.outcomes import shown_tests
+from treadle.viewer.dialogue.page_pictures import page_pictures
 from treadle.viewer.pages import frame
 from treadle.viewer.reading import LoadedTrajectory
 from treadle.viewer.selection import Selection
@@ -82,4 +83,5 @@ def hidden(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> d
         "fields": hidden_fields(snapshot.questions.payload(one.facts["question_key"])),
         "messages": partner_view(question, one.segments),
         "tests": shown_tests(one.score),
+        "pictures": page_pictures(one.calls, one.score),
     }

@@ -8,5 +8,5 @@ from importlib.resources import files
 
 @cache
 def instructions(name: str) -> str:
-    """Return one prompt, `agent` or `human`, without its final newline."""
+    """Return one prompt by its name, such as `agent`, without its final newline."""
     return files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")

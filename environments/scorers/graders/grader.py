@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import orjson
 from pydantic import Field, PrivateAttr
@@ -21,7 +21,7 @@ from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.types import Completion
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import timed_work
-from treadle.environments.scorers.base import KeptReplies, Scale, Scorer, no_verdict
+from treadle.environments.scorers.base import Scale, Scorer, Stores, no_verdict
 from treadle.environments.scorers.graders.grading import HIGHEST, GoalGrade, grading_messages, read_grade
 from treadle.environments.stored_rollout import StoredRollout
 
@@ -32,7 +32,22 @@ Messages = Sequence[Mapping[str, str]]
 Ask = Callable[[Messages, int], Awaitable[str | None]]
 """Function from a prompt and the number of the request for it to the model's reply; None if it does not fit."""
 
+GRADES = "grades"
+"""Store of a run with the replies of graders."""
+
 _JSON_REPLY = {"response_format": {"type": "json_object"}}
+
+
+class KeptReplies(Protocol):
+    """Values by keys of 32 hex digits, never replaced; `treadle.core.store.keyed_store.KeyedStore` is one."""
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value of a key; None if there is none."""
+        ...
+
+    def add(self, key: str, value: bytes) -> bytes:
+        """Store a value unless the key has one; return the stored one."""
+        ...
 
 
 class _RepliesInMemory:
@@ -96,9 +111,9 @@ class Grader(Scorer):
                 "}"
             )
 
-    def keep_in(self, replies: KeptReplies) -> None:
-        """See `Scorer`."""
-        self._replies = replies
+    def use_stores(self, store: Stores) -> None:
+        """Keep replies, which are paid for, for later attempts."""
+        self._replies = store(GRADES)
 
     @property
     def sampling(self) -> Sampling:

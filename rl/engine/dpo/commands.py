@@ -18,6 +18,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.devices import first_gpus
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.export_model import commit_of, fetch_metadata_files, greedy_ids, write_model
+from treadle.rl.dpo.heads import check_language_model
 from treadle.rl.engine.errors import BadPlan
 from treadle.rl.engine.trl.commands import check_names
 
@@ -38,6 +39,7 @@ def check(job: Mapping[str, Any], events: EventFile) -> None:
     except (ValueError, TypeError, ImportError) as error:
         raise BadPlan(" ".join(str(error).split())) from error
     base = fetch_metadata_files(plan["model"], plan["revision"])
+    check_language_model(base / "config.json", f"dpo.model = {plan['model']}")
     events.write(
         "prepared",
         versions={name: version(name) for name in _PACKAGES},

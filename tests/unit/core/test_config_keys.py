@@ -52,6 +52,8 @@ AttributionCredit.concurrency QuestionsSettings.scorers
 CompanionSettings.command CompanionSettings.env CompanionSettings.folder CompanionSettings.name
 CompanionSettings.ready_text CompanionSettings.ready_url CompanionSettings.reuse CompanionSettings.start_timeout_s
 CompanionSettings.stop_timeout_s TreadleConfig.companions
+BrowserSettings.memory_mb BrowserSettings.page_time_s BrowserSettings.pages_at_once
+BrowserSettings.pages_per_browser BrowserSettings.program
 Benchmark.headline DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
 EndpointSettings.api_key_env EndpointSettings.url
 FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_timeout_s FetchSettings.max_fetches
@@ -467,7 +469,9 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "environment": {"type": "colbench/backend", "roles": {"host": {"model": "near"}}},
         "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near"]},
     }
-    trees = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact, played, remote, ledger, talked)
+    shown = {**talked, "environment": {"type": "colbench/frontend", "roles": {"host": {"model": "near"}}}}
+    known = (tree, apart, abroad, with_tools, planning, planning_apart, judged, exact)
+    trees = (*known, played, remote, ledger, talked, shown)
     return [load_config(TreadleConfig, data=data) for data in trees]
 
 

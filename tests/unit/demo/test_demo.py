@@ -10,9 +10,10 @@ import pytest
 from treadle.core.errors import ConfigError
 from treadle.demo import quickstart
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.quickstart import demo_configuration
+from treadle.demo.demos import FRONTEND
+from treadle.demo.quickstart import chosen_demo, demo_configuration
 from treadle.demo.results import ModelCounts, first_and_last_rewards
-from treadle.demo.steps import COLBENCH_STEPS, EVOLVE_STEPS, GAP_STEPS, step_of
+from treadle.demo.steps import COLBENCH_STEPS, EVOLVE_STEPS, FRONTEND_STEPS, GAP_STEPS, step_of
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import overridden
 from treadle.tasks.planning.order import flow_addresses
@@ -171,6 +172,26 @@ def test_colbench_demo_of_the_tutor_needs_no_engine_and_measures_held_out_tasks(
     addresses = {str(address): address for address in flow_addresses(config)}
     assert list(addresses) == ["1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
     assert overridden(config, addresses["1/rollouts@tutor"], config.rollouts).datasets == ("programs-heldout",)
+
+
+def test_demo_of_pages_trains_nothing_and_measures_with_the_embedded_network(engines: set[str], tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path / "tokenizer")
+    name, config = demo_configuration(FRONTEND, tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
+    assert name == "demo-colbench-frontend" and engines == {"serve", "similarity"}
+    addresses = flow_addresses(config)
+    silent = [str(one) for one in addresses if not step_of(one, FRONTEND_STEPS).words]
+    assert silent == ["1/questions"]
+    assert {one.qualifier for one in addresses if one.stage == "rollouts"} == {"hasty", "tutor"}
+    assert [str(instance(config, one).address) for one in addresses] == list(map(str, addresses))
+    assert len((tmp_path / f"{name}-world/questions.jsonl").read_text().splitlines()) == 12
+
+
+@pytest.mark.parametrize(("name", "tutor_only"), [("gap", False), ("colbench", True)])
+def test_option_for_pages_is_refused_where_it_means_nothing(name: str, tutor_only: bool) -> None:
+    with pytest.raises(ConfigError, match="--frontend is an option|leave it out"):
+        chosen_demo(name, frontend=True, tutor_only=tutor_only)
+    assert chosen_demo("colbench", frontend=True, tutor_only=False) == (FRONTEND, "treadle demo colbench --frontend")
+    assert chosen_demo("flywheel", frontend=False, tutor_only=True) == ("flywheel", "treadle demo")
 
 
 def test_evolve_demo_trains_on_tasks_that_agents_made_and_measures_at_a_service(

@@ -9,6 +9,7 @@ from support.tables.score_tables import new_run, put_rows, score
 
 from treadle.core.errors import RunError
 from treadle.demo.dialogue_results import Dialogue, dialogue_figures, dialogues_of
+from treadle.demo.pages.results import page_figures
 from treadle.demo.programs.tasks import HELDOUT
 from treadle.eval.statistics import wilson_interval
 from treadle.eval.tables import SCORES
@@ -48,3 +49,11 @@ def test_only_dialogues_about_held_out_tasks_are_read(tmp_path: Path) -> None:
     found = dialogues_of(run, "base")
     assert {key: [one.is_solved for one in dialogues] for key, dialogues in found.items()} == {"a": [True, False]}
     assert found["a"][0].num_turns == 3
+
+
+def test_pages_have_their_mean_similarity_and_the_measure_is_named() -> None:
+    figures = page_figures({"hasty": [[Dialogue(False, 0.9, 1)], [Dialogue(False, None, 1)]], "tutor": []})
+    hasty, tutor = (dict(zip(figures.header, row, strict=True)) for row in figures.rows)
+    assert (hasty["dialogues"], hasty["similarity x 100"], hasty["messages"]) == (2, "90.0", "1.00")
+    assert str(hasty["same % [95 %]"]).startswith("0.0 [") and tutor["similarity x 100"] == "?"
+    assert "EfficientNet-Lite0 and not by CLIP" in figures.note

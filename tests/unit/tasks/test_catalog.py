@@ -43,6 +43,16 @@ def test_unknown_override_key_is_refused_with_its_location() -> None:
         instance(config(overrides={"1/rollouts@base": {"max_question": 3}}), Address.parse("1/rollouts@base"))
 
 
+def test_preset_refuses_a_measure_without_published_figures() -> None:
+    embedded = {"pages": {"type": "similarity", "measure": "efficientnet-lite0"}}
+    preset = {"preset": "sweet-llama-8b"}
+    for tables in ({"dpo": preset}, {"overrides": {"1/dpo@policy": preset}}):
+        with pytest.raises(ConfigError, match='scorers.pages has measure = "efficientnet-lite0", whose values cannot'):
+            config(scorers=embedded, **tables)
+        config(scorers={"pages": {"type": "similarity"}}, **tables)
+    config(scorers=embedded)
+
+
 def test_operational_override_key_is_not_locked() -> None:
     locked = semantic_of(config(overrides={"1/rollouts@base": {"max_concurrent": 3}}))
     assert locked == semantic_of(config(overrides={"1/rollouts@base": {"max_concurrent": 5}}))

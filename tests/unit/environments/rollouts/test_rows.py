@@ -46,6 +46,13 @@ async def test_stored_row_restores_the_trajectory(tokenizer: ChatTokenizer) -> N
     assert set(row) == set(ROLLOUTS.schema.names) - {"job"}
 
 
+async def test_notes_of_calls_are_read_back_for_scorers(tokenizer: ChatTokenizer) -> None:
+    trajectory = await play(ScriptedModel([SEARCH, ANSWER], tokenizer, "\n"), tokenizer)
+    noted = [dataclasses.replace(call, note=f"picture {number}") for number, call in enumerate(trajectory.calls)]
+    row = row_of(HEAD, dataclasses.replace(trajectory, calls=noted), "e", tokenizer.digest)
+    assert [call.note for call in calls_of(row)] == ["picture 0"]
+
+
 async def test_spans_say_who_wrote_each_id_of_a_sample(tokenizer: ChatTokenizer) -> None:
     replies = [SEARCH, "<think>found</think> nothing"]
     trajectory = await play(ScriptedModel(replies, tokenizer), tokenizer)

@@ -173,6 +173,18 @@ def test_scorer_that_cannot_be_opened_is_named() -> None:
         scores_of("a", scorer="Broken")
 
 
+def test_scorer_that_no_rollout_needs_is_not_opened() -> None:
+    entries = {name.lower(): SCORERS.parse({"type": f"{__name__}:{name}"}) for name in ("Sessions", "Broken")}
+    Sessions.opened.clear()
+    used, unused = (Rollout(Task(name, name, scorer=name), "answered") for name in ("sessions", "broken"))
+    with OpenScorers(entries) as scorers:
+        assert [score.score for score in scorers.scores([used])] == [0.5]
+        with pytest.raises(ConfigError, match="scorer broken cannot be opened"):
+            scorers.scores([used, unused])
+        assert [score.score for score in scorers.scores([used])] == [0.5], "the others are still open"
+    assert Sessions.opened == ["open", "close"]
+
+
 class Plain(Scorer):
     """Is not asynchronous."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from treadle.core.errors import ConfigError, DataError
 from treadle.datagen.questions.sources import QuestionsSettings
-from treadle.formats.colbench.tasks import import_tasks
+from treadle.formats.colbench.tasks import FRONTEND, import_tasks
 
 TASK = {
     "problem_description": "Write f(x).",
@@ -67,3 +67,30 @@ def test_row_that_is_no_task_is_named_without_its_hidden_fields(tmp_path: Path, 
 def test_file_without_tasks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         import_tasks(written(tmp_path / "t.jsonl"), tmp_path / "out")
+
+
+PAGE_TASK = {"problem_description": "A page for a bakery.", "ground_truth": "<html>secret</html>", "origin": 3}
+
+
+def test_tasks_about_pages_become_questions_with_a_hidden_page(tmp_path: Path) -> None:
+    source = written(tmp_path / "train.jsonl", PAGE_TASK)
+    assert import_tasks(source, tmp_path / "out", half=FRONTEND) == 1
+    (row,) = [json.loads(line) for line in (tmp_path / "out/tasks.jsonl").read_text().splitlines()]
+    assert row == {"question": "A page for a bakery.", "page": "<html>secret</html>", "extra": {"origin": 3}}
+    settings = QuestionsSettings(**tomllib.loads((tmp_path / "out/questions.toml").read_text())["questions"])
+    (one,) = settings.sources
+    assert (one.scorer, one.payload) == ("similarity", ("page", "extra"))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"problem_description": "x"}, "row 2: it has no field 'ground_truth'"),
+        ({**PAGE_TASK, "ground_truth": ["secret"]}, "row 2: ground_truth: page is no text"),
+        ({**PAGE_TASK, "ground_truth": "secret"}, "row 2: ground_truth is no page"),
+    ],
+)
+def test_row_without_a_page_is_named_without_its_hidden_fields(tmp_path: Path, row: Any, message: str) -> None:
+    with pytest.raises(DataError) as raised:
+        import_tasks(written(tmp_path / "t.jsonl", PAGE_TASK, row), tmp_path / "out", half=FRONTEND)
+    assert message in str(raised.value) and "secret" not in str(raised.value)

@@ -31,10 +31,12 @@ def test_best_sample_is_chosen_even_if_an_earlier_one_is_good_enough() -> None:
     assert pairs_with_best([0.3, 0.0], 0.1 + 0.2) == [(0, 1)], "rounding does not decide"
 
 
+@pytest.mark.covers("sweet-23")
 def test_gap_of_exactly_the_smallest_one_is_wide_enough_despite_rounding() -> None:
     assert pairs_by_gap([0.9, 0.8], 0.1) == [(0, 1)] and pairs_by_gap([0.8, 0.7], 0.1) == [(0, 1)]
     rewards = [0.70, 0.85, 0.79, 0.60]
     assert set(pairs_by_gap(rewards, 0.1)) == {(1, 0), (1, 3), (2, 3), (0, 3)}
+    assert pairs_by_gap(rewards, 0.1 + 1e-6) == [(1, 0), (1, 3), (2, 3)], "as the published program, which rounds"
     assert pairs_by_gap([0.3, 0.3, None], 0.0) == []
 
 

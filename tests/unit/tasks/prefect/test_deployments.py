@@ -19,7 +19,7 @@ from treadle.tasks.prefect.server import database_url
 from treadle.tasks.prefect.settings import FLOW_RUN_ENV, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, TAG
 
 ROOT = Path(__file__).resolve().parents[4]
-SHIPPED = ["question", "planning", "bfcl", "service", "ledger", "colbench/backend"]
+SHIPPED = ["question", "planning", "bfcl", "service", "ledger", "colbench/backend", "colbench/frontend"]
 
 
 def test_deployment_file_and_code_agree() -> None:

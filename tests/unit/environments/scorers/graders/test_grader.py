@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ async def test_replies_are_kept_so_that_no_attempt_pays_again(tmp_path: Path) ->
         service = {"model": "grader", "endpoints": [{"url": server.url}], **FAST}
         for _ in range(2):
             made = grader("llm", model=service)
-            made.keep_in(KeyedStore.in_folder(tmp_path, "grades"))
+            made.use_stores(partial(KeyedStore.in_folder, tmp_path))
             async with made.open():
                 scores += [await made.score(TASK, ROLLOUT), await made.score(TASK, ROLLOUT)]
     assert len(asked) == 1 and {score.score for score in scores} == {0.9}

@@ -1,0 +1,158 @@
+"""Draw pages with one browser per process: several at once, each once more in a new browser if that one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+from treadle.agent.browser.chromium import Chromium, ChromiumLauncher
+from treadle.agent.browser.devtools import BrowserLost, CommandFailed
+from treadle.agent.browser.page import StandIns, draw_page
+from treadle.agent.browser.settings import BrowserSettings
+from treadle.agent.sandbox.guardian import Guardian
+from treadle.agent.sandbox.usage import UsageWatch
+from treadle.core.errors import ToolError
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 2
+_CLOSE_PAGE_S = 5.0
+_MAX_KEPT = 64
+"""Pictures that are kept in memory: those of targets, which all rollouts of a task draw."""
+
+
+class PageNotDrawn(ToolError):
+    """Page that twice ended its browser or did not finish within the time limit."""
+
+
+class PageRenderer:
+    """Browser of one process. Use it as a context manager, in one event loop.
+
+    Attributes:
+        num_started: Number of browsers started so far.
+        product: Name and version of the browser; empty before the first page.
+    """
+
+    def __init__(self, settings: BrowserSettings, stand_ins: StandIns) -> None:
+        """Prepare to draw with stand-ins for what pages load; the first page starts the browser."""
+        self._settings, self._stand_ins = settings, stand_ins
+        self._places = asyncio.Semaphore(settings.pages_at_once)
+        self._changing = asyncio.Lock()
+        self._browsers: set[_Running] = set()
+        self._current: _Running | None = None
+        self._launcher: ChromiumLauncher | None = None
+        self._guardian, self._usage = Guardian(), UsageWatch()
+        self._kept: OrderedDict[str, asyncio.Task[bytes]] = OrderedDict()
+        self.num_started = 0
+        self.product = ""
+
+    async def __aenter__(self) -> PageRenderer:
+        """Start a browser, so that a missing one shows before any work. Raises SandboxError."""
+        try:
+            await self._browser()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def draw(self, html: str) -> bytes:
+        """Return the PNG picture of a page; the same page is drawn once.
+
+        Raises PageNotDrawn if it ends two browsers or takes too long in both, and SandboxError if no browser starts.
+        """
+        key = hashlib.sha256(html.encode("utf-8", "replace")).hexdigest()
+        task = self._kept.get(key)
+        if task is None:
+            task = self._kept[key] = asyncio.create_task(self._draw(html))
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        try:
+            return await asyncio.shield(task)
+        except Exception:
+            self._kept.pop(key, None)
+            raise
+
+    async def close(self) -> None:
+        """End all browsers."""
+        tasks, self._kept = list(self._kept.values()), OrderedDict()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for running in list(self._browsers):
+            await running.close()
+        self._browsers.clear()
+        self._usage.close()
+        await asyncio.to_thread(self._guardian.close)
+
+    async def _draw(self, html: str) -> bytes:
+        problem = ""
+        for _ in range(_ATTEMPTS):
+            async with self._places, self._borrowed() as running:
+                try:
+                    async with asyncio.timeout(self._settings.page_time_s):
+                        return await draw_page(running.browser.devtools, html, self._stand_ins, self._settings)
+                except TimeoutError:
+                    problem = f"it did not finish within {self._settings.page_time_s:g} s"
+                except (BrowserLost, CommandFailed) as error:
+                    problem = str(error) or type(error).__name__
+                running.is_worn = True
+                _log.info("a page was not drawn: %s", problem)
+        raise PageNotDrawn(f"a page was not drawn in {_ATTEMPTS} browsers: {problem}")
+
+    @contextlib.asynccontextmanager
+    async def _borrowed(self) -> AsyncIterator[_Running]:
+        """Lend a browser for one page; a worn one is closed after its last page."""
+        running = await self._browser()
+        running.num_pages += 1
+        running.num_open += 1
+        try:
+            yield running
+        finally:
+            running.num_open -= 1
+            if running.is_worn and not running.num_open:
+                self._browsers.discard(running)
+                await running.close()
+
+    async def _browser(self) -> _Running:
+        """Return a browser for one more page: the current one unless it is worn."""
+        async with self._changing:
+            current = self._current
+            if current is not None and current.num_pages >= self._settings.pages_per_browser:
+                current.is_worn = True
+            if current is not None and not current.is_worn:
+                return current
+            if current is not None and not current.num_open and current in self._browsers:
+                self._browsers.discard(current)
+                await current.close()
+            if self._launcher is None:
+                self._launcher = await asyncio.to_thread(ChromiumLauncher, self._settings)
+            self._current = None
+            stack = contextlib.AsyncExitStack()
+            browser = await stack.enter_async_context(self._launcher.running(self._guardian, self._usage))
+            self.num_started += 1
+            self.product = browser.product
+            self._current = _Running(browser, stack)
+            self._browsers.add(self._current)
+            return self._current
+
+
+class _Running:
+    """Browser with the number of its pages; `is_worn` says that it gets no further ones."""
+
+    def __init__(self, browser: Chromium, stack: contextlib.AsyncExitStack) -> None:
+        self.browser, self._stack = browser, stack
+        self.num_pages = self.num_open = 0
+        self.is_worn = False
+
+    async def close(self) -> None:
+        await self._stack.aclose()

@@ -1,0 +1,1 @@
+"""A sample world of web pages, whose design only a human knows who asks for them."""

@@ -1,0 +1,85 @@
+"""Find the page in a message, and give all pictures in it the same source.
+
+Paper: arXiv 2503.15478 (ColBench, frontend design). Rules: docs/guides/colbench.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.agent.tools.workspace.files import BadTask
+
+PAGE, TARGET = "page", "target"
+"""Tools in the ledger: a page of the agent, and the page that the person wants. Their notes name the pictures."""
+MAX_PAGE_CHARS = 1_000_000
+"""Longest page."""
+PICTURES = "https://picsum.photos/id/48"
+"""Source of all pictures: its address goes on with `/width/height`."""
+_USUAL_SIZE = ("640", "480")
+_LEGACY_UNSPLASH = re.compile(r"https://source\.unsplash\.com/random/(\d+)x(\d+)/\?[\w=]+")
+_LEGACY_PICSUM = re.compile(r"https://picsum\.photos/(\d+)/(\d+)")
+_UNSPLASH = re.compile(r"https?://source\.unsplash\.com(?:/[^\s\"'<>()]*)?")
+_SIZE = re.compile(r"/(\d{1,5})x(\d{1,5})(?![0-9])")
+_PICSUM = re.compile(r"https?://picsum\.photos/(?:id/\d+/|seed/[^/\s\"'<>()]+/)?(\d{1,5})(?:/(\d{1,5}))?")
+_LEGACY_PAGES = (re.compile(r"<html.*?</html>", re.DOTALL), re.compile(r"<body.*?</body>", re.DOTALL))
+_NAMES = ("html", "body")
+_FENCE_END = re.compile(r"\n\s*```.*\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """Page of a message; `is_repaired` says that its closing tag was missing."""
+
+    html: str
+    is_repaired: bool = False
+
+
+def with_fixed_pictures(html: str, *, legacy: bool = False) -> str:
+    """Return a page whose random pictures are all the same one, in the size that was asked for.
+
+    `legacy` replaces only the addresses that the published program does.
+    """
+    if legacy:
+        html = _LEGACY_UNSPLASH.sub(rf"{PICTURES}/\1/\2", html)
+        return _LEGACY_PICSUM.sub(rf"{PICTURES}/\1/\2", html)
+    html = _UNSPLASH.sub(_from_unsplash, html)
+    return _PICSUM.sub(lambda match: f"{PICTURES}/{match[1]}/{match[2] or match[1]}", html)
+
+
+def _from_unsplash(match: re.Match[str]) -> str:
+    size = _SIZE.search(match[0])
+    width, height = (size[1], size[2]) if size else _USUAL_SIZE
+    return f"{PICTURES}/{width}/{height}"
+
+
+def find_page(text: str, *, legacy: bool = False) -> Snippet | None:
+    """Return the first page of a message: its `<html>` element, else its `<body>`; None without one.
+
+    A page that ends without its closing tag gets one, except with `legacy`, which finds no page then.
+    """
+    if legacy:
+        found = next((match for pattern in _LEGACY_PAGES if (match := pattern.search(text))), None)
+        return None if found is None else Snippet(found[0])
+    for name in _NAMES:
+        begin = re.search(rf"<{name}(?=[\s>])", text, re.IGNORECASE)
+        if begin is None:
+            continue
+        end = re.compile(rf"</{name}\s*>", re.IGNORECASE).search(text, begin.end())
+        if end is not None:
+            return Snippet(text[begin.start() : end.end()])
+        rest = _FENCE_END.sub("", text[begin.start() :])
+        return Snippet(f"{rest}</{name}>", is_repaired=True)
+    return None
+
+
+def target_page(payload: Mapping[str, Any]) -> str:
+    """Return the page that the person wants, from the field `page` of a payload; raise BadTask, quoting nothing."""
+    page = payload.get("page")
+    if not isinstance(page, str) or not page.strip():
+        raise BadTask("page is no text")
+    if len(page) > MAX_PAGE_CHARS:
+        raise BadTask(f"page has {len(page):,} characters; {MAX_PAGE_CHARS:,} are possible")
+    return page

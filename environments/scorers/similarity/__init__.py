@@ -1,0 +1,1 @@
+"""Score pages by how similar their pictures are to those of the wanted pages."""
