@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.runs.command_line import Desk
 
 NUM_TASKS = 3
 
 
+@pytest.mark.sweep
 def test_pages_come_closer_to_what_the_human_wants_and_the_measure_is_named(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     command = ("demo", "colbench", "--frontend", "--set", f"rollouts.max_questions_per_dataset={NUM_TASKS}")
