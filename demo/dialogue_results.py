@@ -51,23 +51,24 @@ def dialogues_of(run: Run, model: str, iteration: int = 1, *, dataset: str = HEL
 
 def dialogue_figures(dialogues: Mapping[str, Iterable[Sequence[Dialogue]]]) -> Figures:
     """Return a table with one row per model; `dialogues` are those of each of its tasks."""
-    rows = tuple(_row(model, [one for group in groups for one in group]) for model, groups in dialogues.items())
+    rows = tuple(dialogue_row(_LABELS.get(model, model), groups) for model, groups in dialogues.items())
     header = ("held-out tasks", "dialogues", "solved % [95 %]", "tests passed %", "messages")
     note = "Solved: the program passes all hidden tests. Messages: mean number of those that the agent wrote."
     return Figures("Dialogues about programs", header, rows, note)
 
 
-def _row(model: str, dialogues: Sequence[Dialogue]) -> tuple[Cell, ...]:
-    label = _LABELS.get(model, model)
+def dialogue_row(label: str, groups: Iterable[Sequence[Dialogue]]) -> tuple[Cell, ...]:
+    """Return label, number of dialogues, share solved with its 95 % interval, mean score (both in %), and messages."""
+    dialogues = [one for group in groups for one in group]
     if not dialogues:
         return label, 0, "?", "?", "?"
     share = fmean(one.is_solved for one in dialogues)
     low, high = wilson_interval(share, len(dialogues))
-    passed = [one.score for one in dialogues if one.score is not None]
+    scores = [one.score for one in dialogues if one.score is not None]
     return (
         label,
         len(dialogues),
         f"{100 * share:.1f} [{100 * low:.1f}, {100 * high:.1f}]",
-        f"{100 * fmean(passed):.1f}" if passed else "?",
+        f"{100 * fmean(scores):.1f}" if scores else "?",
         f"{fmean(one.num_turns for one in dialogues):.2f}",
     )

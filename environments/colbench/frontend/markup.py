@@ -17,7 +17,7 @@ PAGE, TARGET = "page", "target"
 MAX_PAGE_CHARS = 1_000_000
 """Longest page."""
 PICTURES = "https://picsum.photos/id/48"
-"""Source of all pictures: its address goes on with `/width/height`."""
+"""Source of all pictures: its address ends with `/width/height`."""
 _USUAL_SIZE = ("640", "480")
 _LEGACY_UNSPLASH = re.compile(r"https://source\.unsplash\.com/random/(\d+)x(\d+)/\?[\w=]+")
 _LEGACY_PICSUM = re.compile(r"https://picsum\.photos/(\d+)/(\d+)")
