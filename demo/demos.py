@@ -168,7 +168,7 @@ DEMOS: Mapping[str, Demo] = {
     "colbench": Demo(
         run="demo-colbench",
         config=_HERE / "colbench.toml",
-        world=ProgramsWorld(num_taught=260, num_train=72, num_heldout=40),
+        world=ProgramsWorld(num_taught=260, num_train=60, num_heldout=32),
         engines=("serve", "sft", "trl"),
         tutor_only={
             "flow": {"stages": ["rollouts", "scores", "report"], "models": ["tutor"]},
