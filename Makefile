@@ -26,8 +26,10 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; here = "%d.%d" % sys.version_info[:2]; sys.exit(here not in "$(PYTHONS)".split() and "requirements.lock is for Python $(PYTHONS), and $(PYTHON) is " + here + "; set PYTHON=/path/to/one of them")'
 	@echo "==> Installing Treadle and its locked dependencies into $(VENV) (1 to 3 minutes, 1 GB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/pip install -q --no-deps --no-compile --require-hashes -r requirements.lock
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
+	@# Pip would compile on one core, tests of libraries included. Some files are templates, which cannot be compiled.
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 	@touch $@
 
 install: $(INSTALLED) ## Install Treadle into .venv
@@ -80,7 +82,7 @@ engines: $(INSTALLED) ## Install vLLM, LLaMA-Factory, TRL and verl, two at a tim
 
 test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factory, TRL, verl; see engines)
 	@echo "make test-e2e: tests with real models on vLLM, LLaMA-Factory, TRL and verl; those that are missing are installed"
-	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
+	@SECONDS=0; $(PYTEST) -n 2 --dist loadfile tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
 
 parity: $(INSTALLED) ## FlashRAG's own retriever and the runner of BFCL next to ours (the first use installs them: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity

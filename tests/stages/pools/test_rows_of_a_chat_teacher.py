@@ -261,7 +261,7 @@ def _texts(call: dict[str, str]) -> str:
     return "".join(json.loads(call["arguments"]).values())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.sampled_from(["qwen", "llama", "smollm2"]), CALLS, st.text("ab \n", max_size=9))
 def test_native_calls_are_read_back_in_the_form_of_the_student(
     family: str, calls: list[dict[str, str]], reasoning: str

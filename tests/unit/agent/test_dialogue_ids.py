@@ -21,6 +21,7 @@ from support.chat_conversations import (
 )
 from support.chat_templates import spelled
 from support.rollouts.dialogues import play
+from support.sweep import examples
 
 from treadle.agent.contract import Task
 from treadle.agent.dialects.base import render
@@ -108,7 +109,7 @@ def make_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(turns=st.lists(TURN, min_size=1, max_size=4), roles=ROLES, first=HOSTILE)
 @example(turns=[Turn(INJECTION, (INJECTION, "", "")), Turn("", ("", "é\ud800", ""))], roles=["user"], first=INJECTION)
 @example(turns=[Turn("", ("", "", "")), Turn("", ("", "", ""), odd=(259,))], roles=["user"], first="")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from treadle.core.errors import ConfigError
+from treadle.datagen.sft_rows import student
 from treadle.demo import quickstart
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.demos import FRONTEND
@@ -30,6 +31,7 @@ def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
     monkeypatch.setattr(quickstart, "install", lambda engine, notify: there.add(engine))
     monkeypatch.setattr(quickstart, "choose_variant", lambda engine: "cpu")
     monkeypatch.setattr(quickstart, "embedded_tokenizer", lambda notify: tmp_path / "tokenizer")
+    monkeypatch.setattr(student, "embedded_folder", lambda part: tmp_path / part)
     return there
 
 

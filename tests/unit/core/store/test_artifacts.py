@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sweep import examples
 
 from treadle.core.errors import ArtifactError
 from treadle.core.store import parquet
@@ -94,7 +95,7 @@ def test_rows_round_trip_in_order_with_their_types(tmp_path: Path) -> None:
     assert sum(batch.num_rows for batch in reader.batches()) == 700
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(st.randoms(use_true_random=False))
 def test_equal_rows_give_equal_bytes_regardless_of_batching(tmp_path_factory: Any, source: random.Random) -> None:
     rows = [thing(index, note="x" * source.randrange(50)) for index in range(source.randrange(600))]

@@ -131,7 +131,7 @@ def test_similarity_is_symmetric_and_one_only_for_equal_sets(left: list[str], ri
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=12))
 def test_every_question_is_kept_or_duplicates_a_kept_one(texts: list[list[str]]) -> None:
     index = DuplicateIndex()

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.rollouts.rollout_bench import load
+from support.sweep import examples
 from support.tables.trimmed_rollouts import ANSWER, PLAN, REFLECTION, Model, Search, asking, mixed, played
 
 from treadle.agent.contract import Task
@@ -86,7 +87,7 @@ def test_without_the_key_a_full_context_ends_the_rollout_and_digests_are_those_f
     name=st.sampled_from(["qwen", "smollm2"]),
     hint=st.sampled_from(["", "A hint."]),
 )
-@hypothesis_settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+@hypothesis_settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=examples(60))
 def test_every_sampled_id_is_trained_once_behind_what_the_model_saw(
     turns: list[tuple[bool, bool, int]], window: int, reserve: int, name: str, hint: str
 ) -> None:
