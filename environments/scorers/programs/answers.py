@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import textwrap
+from bisect import bisect_right
+from dataclasses import dataclass
 
 from treadle.core.answers.extraction import ANSWER, SYSTEM_KINDS
 from treadle.environments.colbench.dialect import FINAL
-from treadle.environments.planning.tools.fences import PYTHON, find_fences
+from treadle.environments.planning.tools.fences import PYTHON
 from treadle.environments.stored_rollout import StoredRollout
 
 BLOCKED = (
@@ -15,13 +16,72 @@ BLOCKED = (
 )  # fmt: skip
 """Texts that make an answer worthless in the profile `legacy`, wherever they occur."""
 _TAG = re.compile(r"\A\s*<answer>|</answer>\s*\Z")
-_CODE_LINE = re.compile(r"(?:async\s+def|def|class|import|from|@)\b|@|[A-Za-z_]\w*\s*[=(\[.:]|[)\]}#]|if\b|for\b|try\b")
-_FIRST_LINE = re.compile(
-    r"^(?:async\s+def|def|class|import|from)\s|^@\w|^try:[ \t\r]*$"
-    r"|^[A-Za-z_]\w*(?:[ \t]*,[ \t]*[A-Za-z_]\w*)*[ \t]*=(?!=)|^[A-Z_][A-Z0-9_]*[ \t]*:[^=\n]*=(?!=)",
-    re.MULTILINE,
-)
-"""Line that begins a program; constants may precede the function that uses them."""
+_INLINE = re.compile(r"```([^`\n]+)```")
+_FIRST_LINE = re.compile(r"(?:async\s+def|def|class|import|from)\s|@\w")
+"""Beginning of a program that follows a fence in the same line."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerText:
+    """Text with the program of an answer; `is_bare` if there may be prose around it, which no fence separates."""
+
+    text: str
+    is_bare: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """Fence in a line: what precedes it, the backticks or tildes, and what follows."""
+
+    indent: str
+    before: str
+    mark: str
+    info: str
+
+    @classmethod
+    def of(cls, line: str) -> _Fence | None:
+        """Return the fence of a line; None for none, and for one that the line closes."""
+        text = line.lstrip(" \t")
+        at = 0 if text.startswith("~~~") else text.find("```")
+        if at < 0:
+            return None
+        after = text[at:].lstrip(text[at])
+        if text[at] in after:
+            return None
+        mark = text[at : len(text) - len(after)]
+        return cls(line[: len(line) - len(text)], text[:at], mark, after.strip())
+
+    def is_closed_by(self, other: _Fence) -> bool:
+        """Return whether another fence, at the beginning of its line, ends the block that this one begins."""
+        return not other.before and other.mark.startswith(self.mark) and len(other.indent) <= len(self.indent) + 3
+
+    @property
+    def language(self) -> str:
+        """First word behind the fence, in lower case; empty if the program begins there."""
+        word = self.info.strip("{}. ").partition(" ")[0].lower()
+        return "" if self.first_line and word not in PYTHON else word
+
+    @property
+    def first_line(self) -> str:
+        """Line of the program that follows the fence; empty without one."""
+        word, _, rest = self.info.partition(" ")
+        text = rest.lstrip() if word.lower() in PYTHON else self.info
+        return text if _FIRST_LINE.match(text) else ""
+
+
+@dataclass(slots=True)
+class _Block:
+    """Fenced block while it is read."""
+
+    fence: _Fence
+    lines: list[str]
+    is_closed: bool = False
+
+    @property
+    def text(self) -> str:
+        """Its text, without the indentation of its fence and of its first line."""
+        width = self.fence.indent
+        return _unindented("\n".join([line.removeprefix(width) for line in self.lines])) + "\n"
 
 
 def answer_of(rollout: StoredRollout) -> str | None:
@@ -43,41 +103,91 @@ def answer_of(rollout: StoredRollout) -> str | None:
     return "".join(turn)
 
 
-def find_program(answer: str, function: str) -> str:
-    """Return the program in an answer: fenced or bare, with text around it or without.
+def find_program(answer: str, function: str) -> AnswerText:
+    """Return the text with the program of an answer: that of a fenced block, or all of it without such a block.
 
-    Of several Python blocks the last one that defines `function` counts, else all of them together.
+    Of several Python blocks the last one that defines `function` counts. If none does, the text between the blocks
+    counts if it defines the function, else all blocks together. Fences are of backticks or tildes, with a language or
+    without, in a line of their own or not, and one of a pair may be missing. `bare_programs.program_in` finds the
+    program in a text that is bare.
     """
-    fences = [fence for fence in find_fences(answer) if fence.language in PYTHON or not fence.language]
-    if not fences:
-        return _bare_program(answer)
-    defines = re.compile(rf"^\s*(?:async\s+)?def\s+{re.escape(function)}\b", re.MULTILINE)
-    texts = [_unindented(fence.text) for fence in fences]
-    defining = [text for text in texts if function and defines.search(text)]
-    return defining[-1] if defining else "\n".join(texts)
+    name = re.escape(function)
+    begins = rf"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))"
+    defines = re.compile(begins if function else r"(?!)", re.MULTILINE)
+    answer = answer.replace("\r\n", "\n").replace("\r", "\n")
+    blocks, outside = _split(answer, defines)
+    python = [one for one in blocks if not one.fence.language or one.fence.language in PYTHON]
+    texts = [AnswerText(one.text, is_bare=not one.is_closed) for one in python]
+    inline = [AnswerText(_inline_program(text), is_bare=False) for text in _INLINE.findall(answer)]
+    for found in (texts, inline):
+        if defining := [one for one in found if defines.search(one.text)]:
+            return defining[-1]
+    joined = "\n".join(one.text for one in texts)
+    if defines.search(outside) or not joined.strip():
+        return AnswerText(outside, is_bare=True)
+    return AnswerText(joined, is_bare=False)
 
 
-def _bare_program(answer: str) -> str:
-    """Return the lines from the first one that begins a program to the last one that belongs to it."""
-    # The first line may follow the marker in the same line, with a space that is no indentation.
-    is_own_line = answer.lstrip(" \t").startswith(("\r", "\n"))
-    answer = _unindented(answer) if is_own_line else answer.lstrip(" \t")
-    first = _FIRST_LINE.search(answer)
-    if first is None:
-        return answer
-    lines = answer[first.start() :].split("\n")
-    while len(lines) > 1 and not _belongs(lines[-1]):
-        lines.pop()
-    return "\n".join(lines)
+def _split(answer: str, defines: re.Pattern[str]) -> tuple[list[_Block], str]:
+    """Return the fenced blocks, and the text outside of them."""
+    lines = answer.split("\n")
+    fences = [_Fence.of(line) for line in lines]
+    places = [place for place, fence in enumerate(fences) if fence is not None and not fence.before]
+    blocks: list[_Block] = []
+    outside: list[str] = []
+    block: _Block | None = None
+    for place, (line, fence) in enumerate(zip(lines, fences, strict=True)):
+        if fence is None:
+            (outside if block is None else block.lines).append(line)
+        elif block is None:
+            outside.append(fence.indent + fence.before)
+            block = _opened(fence)
+        elif block.fence.is_closed_by(fence):
+            block.is_closed = True
+            blocks.append(block)
+            is_opening = fence.language in PYTHON or fence.first_line
+            block = _opened(fence) if is_opening else None
+            outside.append("" if is_opening else fence.info)
+        elif fence.before and not fence.info and not _is_closing(lines, places, place):
+            # The fence stands at the end of the last line of the program.
+            block.lines.append(fence.indent + fence.before)
+            block.is_closed = True
+            blocks.append(block)
+            block = None
+        else:
+            block.lines.append(line)
+    if block is not None and defines.search("\n".join(outside)) and not defines.search(block.text):
+        # The fence did not open a block, but closed one that had no opening fence.
+        outside += block.lines
+    elif block is not None:
+        blocks.append(block)
+    return blocks, "\n".join(outside)
+
+
+def _opened(fence: _Fence) -> _Block:
+    return _Block(fence, [fence.indent + fence.first_line] if fence.first_line else [])
+
+
+def _is_closing(lines: list[str], places: list[int], place: int) -> bool:
+    """Return whether the next line that begins with a fence is nothing but a fence."""
+    after = bisect_right(places, place)
+    return after < len(places) and not lines[places[after]].strip(" \t`~")
+
+
+def _inline_program(text: str) -> str:
+    """Return a program of one line, without the language before it."""
+    word, _, rest = text.strip().partition(" ")
+    return rest.strip() if word.lower() in PYTHON else text.strip()
 
 
 def _unindented(text: str) -> str:
     """Return a text without the indentation of its first line, if all lines have it."""
-    return textwrap.dedent(text) if text.strip("\r\n")[:1] in (" ", "\t") else text
-
-
-def _belongs(line: str) -> bool:
-    return bool(line.strip()) and (line[0] in " \t" or _CODE_LINE.match(line) is not None)
+    lines = text.split("\n")
+    first = next((line for line in lines if line.strip()), "")
+    width = first[: len(first) - len(first.lstrip(" \t"))]
+    if not all(line.startswith(width) for line in lines if line.strip()):
+        return text
+    return "\n".join([line.removeprefix(width) for line in lines])
 
 
 def find_legacy_program(answer: str) -> str | None:

@@ -6,26 +6,37 @@ Values are data here: no code of a program runs, so no object can claim to be eq
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 Encoded = Sequence[Any]
-"""A list of a kind and its content; see `treadle.environments.scorers.programs.harness.encoded`."""
-_NUMBERS = ("int", "float")
-_FRACTION = re.compile(r"-?[0-9]+(?:/[0-9]+)?")
+"""A list of a kind and its content; see `treadle.environments.scorers.programs.values.encoded`."""
+_Number = int | float | complex | Decimal | Fraction
 _MAX_SHOWN_CHARS = 300
-_BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "dict": ("{", "}")}
+_BRACKETS = {
+    "list": ("[", "]"),
+    "tuple": ("(", ")"),
+    "set": ("{", "}"),
+    "dict": ("{", "}"),
+    "deque": ("deque([", "])"),
+    "ordered": ("OrderedDict({", "})"),
+    "counter": ("Counter({", "})"),
+}
+_MAPPINGS = ("dict", "ordered", "counter")
 
 
 def same(value: Encoded, expected: Encoded, tolerance: float = 0.0) -> bool:
-    """Return whether two values are equal: by kind and content, in dicts and sets without regard to order.
+    """Return whether two values are equal: as in Python, but compared as data, which is all that they are here.
 
-    Whole and floating numbers are compared by value, within the relative and absolute `tolerance`, and NaN is equal to
-    NaN; True is not 1. Raises nothing for values of any form.
+    There are four differences. NaN is equal to NaN. Numbers of which one is floating are equal within the relative and
+    absolute `tolerance`. True is not 1. Arrays and tables are equal if all their items are, and objects of a program's
+    own classes if their classes have the same name and their attributes are equal. Raises nothing for values of any
+    form.
     """
     try:
         return _same(value, expected, tolerance)
@@ -36,16 +47,21 @@ def same(value: Encoded, expected: Encoded, tolerance: float = 0.0) -> bool:
 def _same(value: Any, expected: Any, tolerance: float) -> bool:
     if not isinstance(value, list) or not isinstance(expected, list):
         return type(value) is type(expected) and bool(value == expected)
-    if value and expected and value[0] in _NUMBERS and expected[0] in _NUMBERS:
+    kinds = _kind(value), _kind(expected)
+    if all(kind in _NUMBERS for kind in kinds):
         return _same_number(_number(value), _number(expected), tolerance)
-    if value and expected and value[0] == expected[0] == "complex":
-        pairs = zip(value[1:], expected[1:], strict=True)
-        return all(_same_number(float.fromhex(a), float.fromhex(b), tolerance) for a, b in pairs)
-    if value and expected and value[0] == expected[0] == "text" and value[1] == expected[1] == "Decimal":
-        return _same_decimal(_exact(*value[1:]), _exact(*expected[1:]))
-    if value and expected and value[0] == expected[0] and value[0] in ("set", "dict"):
+    if all(kind in _MAPPINGS for kind in kinds):
+        return _same_mapping(value, expected, tolerance)
+    if kinds == ("set", "set"):
         return _same_items(sorted(value[1], key=_order), sorted(expected[1], key=_order), tolerance)
+    if kinds == ("range", "range"):
+        return _range(value) == _range(expected)
     return _same_items(value, expected, tolerance)
+
+
+def _kind(value: Sequence[Any]) -> str:
+    """Return the kind of an encoded value; empty for a part of one."""
+    return value[0] if value and isinstance(value[0], str) else ""
 
 
 def _same_items(value: Sequence[Any], expected: Sequence[Any], tolerance: float) -> bool:
@@ -54,36 +70,85 @@ def _same_items(value: Sequence[Any], expected: Sequence[Any], tolerance: float)
     )
 
 
-def _same_decimal(one: Any, other: Any) -> bool:
-    """Return whether two decimals are equal, whatever the zeros at their ends."""
-    if one.is_nan() or other.is_nan():
-        return bool(one.is_nan() and other.is_nan())
-    return bool(one == other)
+def _same_mapping(value: Encoded, expected: Encoded, tolerance: float) -> bool:
+    """Return whether two dicts are equal: ordered ones in their order, counters without counts of 0."""
+    one, other = value[1], expected[1]
+    if value[0] == expected[0] == "ordered":
+        return _same_items(one, other, tolerance)
+    if value[0] == expected[0] == "counter":
+        one, other = ([pair for pair in pairs if not _is_zero(pair[1])] for pairs in (one, other))
+    return _same_items(sorted(one, key=_order), sorted(other, key=_order), tolerance)
+
+
+def _is_zero(value: Encoded) -> bool:
+    return value == ["bool", False] or (_kind(value) in _NUMBERS and _number(value) == 0)
 
 
 def _order(value: Any) -> Any:
-    """Return what sorts encoded values with numbers by value, so that 2 and 2.0 have the same place."""
+    """Return what sorts encoded values, the same for equal ones: numbers of any kind by their value."""
     if not isinstance(value, list):
         return value
-    if value and value[0] in _NUMBERS:
-        number = _number(value)
-        return ("number", number != number, 0 if number != number else number)
-    if value and value[:2] == ["text", "Decimal"]:
-        number = _exact(*value[1:])
-        return ("decimal", number.is_nan(), 0 if number.is_nan() else number)
+    kind = _kind(value)
+    if kind in _NUMBERS:
+        return ("number", *map(_order_of_part, _parts(_number(value))))
+    if kind == "range":
+        one = _range(value)
+        return kind, len(one), *one[:2]
+    if kind in ("set", "dict"):
+        return kind, *sorted(map(_order, value[1]))
     return tuple(map(_order, value))
 
 
-def _number(value: Encoded) -> int | float:
-    return int(value[1], 16) if value[0] == "int" else float.fromhex(value[1])
+def _order_of_part(part: Any) -> tuple[bool, Any]:
+    is_nan = _is_nan(part)
+    return is_nan, 0 if is_nan else part
 
 
-def _same_number(one: int | float, other: int | float, tolerance: float) -> bool:
-    if one == other or (one != one and other != other):
+def _parts(number: _Number) -> tuple[Any, Any]:
+    """Return the real and the imaginary part."""
+    return (number.real, number.imag) if isinstance(number, complex) else (number, 0)
+
+
+def _is_nan(number: Any) -> bool:
+    return bool(number.is_nan() if isinstance(number, Decimal) else number != number)
+
+
+def _same_number(one: _Number, other: _Number, tolerance: float) -> bool:
+    is_floating = isinstance(one, float | complex) or isinstance(other, float | complex)
+    limit = tolerance if is_floating else 0.0
+    return all(_same_part(*parts, limit) for parts in zip(_parts(one), _parts(other), strict=True))
+
+
+def _same_part(one: Any, other: Any, tolerance: float) -> bool:
+    if _is_nan(one) or _is_nan(other):
+        return _is_nan(one) and _is_nan(other)
+    if one == other:
         return True
-    if not tolerance or (isinstance(one, int) and isinstance(other, int)):
+    if not tolerance or math.isinf(one) or math.isinf(other):
         return False
-    return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+    return math.isclose(float(one), float(other), rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _number(value: Encoded) -> _Number:
+    return _NUMBERS[value[0]](*value[1:])
+
+
+def _fraction(numerator: str, denominator: str) -> Fraction:
+    return Fraction(int(numerator, 16), int(denominator, 16))
+
+
+def _range(value: Encoded) -> range:
+    return range(*(int(one, 16) for one in value[1]))
+
+
+_NUMBERS: Mapping[str, Callable[..., _Number]] = {
+    "int": lambda text: int(text, 16),
+    "float": float.fromhex,
+    "complex": lambda real, imaginary: complex(float.fromhex(real), float.fromhex(imaginary)),
+    "decimal": Decimal,
+    "fraction": _fraction,
+}
+"""Kind of a number -> what reads its content."""
 
 
 def same_legacy(value: Encoded, expected: Encoded) -> bool:
@@ -95,6 +160,14 @@ def same_legacy(value: Encoded, expected: Encoded) -> bool:
         return bool(_decoded(value) == _decoded(expected))
     except (TypeError, ValueError, IndexError, KeyError, RecursionError, ArithmeticError):
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """Value of a type that is not decoded, equal to those with the same content."""
+
+    kind: str
+    content: tuple[Any, ...]
 
 
 class _Unequal:
@@ -128,40 +201,39 @@ def _decoded(value: Encoded) -> Any:
         return _number(value)
     if kind in ("none", "bool", "str"):
         return content
-    if kind == "complex":
-        return complex(float.fromhex(value[1]), float.fromhex(value[2]))
     if kind == "bytes":
         return bytes.fromhex(str(content))
-    if kind in ("list", "tuple", "set", "range"):
-        return _decoded_items(kind, content)
-    if kind == "dict":
-        return {_decoded(key): _decoded(one) for key, one in content or ()}
-    if kind == "text" and content in ("Decimal", "Fraction"):
-        return _exact(content, value[2])
-    if kind in ("text", "large"):
-        return (kind, *value[1:])
+    if kind == "range":
+        return _range(value)
+    if kind in _ITEMS:
+        return _ITEMS[kind](map(_decoded, value[1]))
+    if kind in _MAPPINGS:
+        made = {_decoded(key): _decoded(one) for key, one in content or ()}
+        return OrderedDict(made) if kind == "ordered" else Counter(made) if kind == "counter" else made
+    if kind == "slice":
+        return slice(*map(_decoded, value[1]))
+    if kind == "namespace":
+        return _Other(kind, (_decoded(value[1]),))
+    if kind == "items":
+        return _Other(kind, (*value[1], *map(_decoded, value[2])))
+    if kind in _ALIKE and value[-1] != "solution":
+        return _Other(kind, tuple(map(_hashable, value[1:])))
     # Comparisons of pandas' tables and columns have no truth value, not even for one element; an index is an array.
     is_array = kind == "array" or (kind == "series" and not content)
     return _Array([_decoded(one) for one in value[2]]) if is_array else _Unequal()
 
 
-def _exact(name: str, text: str) -> Any:
-    """Return an exact number. Raises ValueError and ArithmeticError.
-
-    A fraction with an exponent is refused, since its digits could fill the memory.
-    """
-    if name == "Decimal":
-        return Decimal(text)
-    if not _FRACTION.fullmatch(text):
-        raise ValueError("not a fraction")
-    return Fraction(text)
+_ITEMS: Mapping[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple, "set": frozenset, "deque": deque}
+_ALIKE = frozenset(
+    {
+        "text", "large", "date", "datetime", "time", "duration", "zone", "path", "pattern", "constant", "type",
+    }
+)  # fmt: skip
+"""Kinds of which equal values have equal content, except for classes of programs."""
 
 
-def _decoded_items(kind: str, content: Any) -> Any:
-    if kind == "range":
-        return range(*(int(one, 16) for one in content))
-    items = [_decoded(one) for one in content]
-    return items if kind == "list" else tuple(items) if kind == "tuple" else set(items)
+def _hashable(content: Any) -> Any:
+    return tuple(map(_hashable, content)) if isinstance(content, list) else content
 
 
 def shown(value: Encoded | None) -> str | None:
@@ -179,15 +251,27 @@ def _shown(value: Encoded) -> str:
     kind, content = value[0], value[1] if len(value) > 1 else None
     if kind in _BRACKETS:
         opening, closing = _BRACKETS[kind]
-        items = [f"{_shown(one[0])}: {_shown(one[1])}" if kind == "dict" else _shown(one) for one in content or ()]
+        is_mapping = kind in _MAPPINGS
+        items = [f"{_shown(one[0])}: {_shown(one[1])}" if is_mapping else _shown(one) for one in content or ()]
         comma = "," if kind == "tuple" and len(items) == 1 else ""
         return "set()" if kind == "set" and not items else f"{opening}{', '.join(items)}{comma}{closing}"
-    if kind == "array":
+    if kind in ("array", "items"):
         return f"array({', '.join(map(_shown, value[2]))})"
     if kind == "object":
         return f"{content}({_shown(value[2])})"
     if kind == "text":
         return f"{content}({str(value[2])!r})"
-    if kind in (*_NUMBERS, "none", "bool", "str", "complex", "bytes", "range"):
-        return ascii(_decoded(value)) if kind != "str" else repr(content)
-    return str(kind)
+    if kind in (*_NUMBERS, "none", "bool", "bytes", "range", "slice"):
+        return str(_decoded(value)) if kind == "fraction" else ascii(_decoded(value))
+    return repr(content) if kind == "str" else _shown_time(kind, *value[1:])
+
+
+def _shown_time(kind: str, content: Any = "0x0", is_utc: bool = False) -> str:
+    """Return a value of `datetime` as text, or the name of the kind of another value."""
+    if kind == "date":
+        return f"date('{date.fromordinal(int(content, 16))}')"
+    if kind in ("datetime", "time", "duration", "zone"):
+        days, rest = divmod(int(content, 16), 86_400_000_000)
+        day = f"{date.fromordinal(days)} " if kind == "datetime" else f"{days} days, " if days else ""
+        return f"{kind}('{day}{timedelta(microseconds=rest)}{' UTC' if is_utc else ''}')"
+    return f"{kind}({content!r})" if kind in ("path", "type") else kind

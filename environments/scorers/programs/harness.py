@@ -1,9 +1,10 @@
 """Run inside a sandbox: make calls of a program's functions, each in a process of its own, and write what they return.
 
-The sandbox contains no other file of Treadle, so this module imports only the standard library. It reads one line of
-JSON: `code`, `calls`, `limit_s` (seconds per call), `stall_s`, `legacy`, `packages` and `max_chars`. For each call it
-writes a line: the marker, the number of the call, and JSON with `value` (see `encoded`) or `error`. No code of the
-program runs in the process that writes these lines, unless the sandbox allows one process only.
+The sandbox contains no other file of Treadle, so this module imports only the standard library, and two modules that
+`runs` sends along. It reads one line of JSON: `code`, `function` (its name, if `code` is text in which a program has to
+be found, else null), `calls`, `limit_s` (seconds per call), `stall_s`, `legacy`, `packages` and `max_chars`. For each
+call it writes a line: the marker, the number of the call, and JSON with `value` (see `values.encoded`) or `error`. No
+code of the program runs in the process that writes these lines, unless the sandbox allows one process only.
 
 A stalled machine must not make a right answer wrong. A call that has used less CPU time than `limit_s` may therefore
 take longer, by `stall_s` seconds for all calls together; a call that sleeps uses this time up and then fails.
@@ -11,7 +12,6 @@ take longer, by `stall_s` seconds for all calls together; a call that sleeps use
 
 import contextlib
 import ctypes
-import enum
 import hashlib
 import json
 import math
@@ -22,6 +22,9 @@ import sys
 import time
 import types
 from typing import Any
+
+from treadle.environments.scorers.programs.bare_programs import program_in
+from treadle.environments.scorers.programs.values import encoded
 
 MARKER = "treadle-result:"
 MAX_ERROR_CHARS = 300
@@ -34,112 +37,6 @@ MAX_WAIT_S = 0.1
 MIN_WAIT_S = 0.005
 
 
-class Incomparable(Exception):
-    """A value whose content cannot be compared."""
-
-
-def encoded(value: Any) -> list[Any]:
-    """Return a value as JSON: a list of its kind and its content.
-
-    Content is read by the methods of the built-in types, so a class that derives from one counts as that type, and an
-    `__eq__` of the program has no effect. Raises Incomparable.
-    """
-    if value is None or isinstance(value, bool):
-        return ["bool", value] if isinstance(value, bool) else ["none"]
-    for base, encode in BUILT_IN:
-        if isinstance(value, base):
-            return list(encode(value))
-    module = type(value).__module__.partition(".")[0]
-    if module in BY_MODULE:
-        return list(BY_MODULE[module](value))
-    if type(value).__module__ == "solution":
-        return of_object(value)
-    raise Incomparable(f"a value of type {type(value).__name__} cannot be compared")
-
-
-def of_mapping(value: dict[Any, Any]) -> list[Any]:
-    """Return the pairs of a dict, sorted by their keys."""
-    return ["dict", sorted(([encoded(key), encoded(one)] for key, one in dict.items(value)), key=json.dumps)]
-
-
-def of_set(value: Any) -> list[Any]:
-    """Return the sorted items of a set; a frozen one is equal to one that is not."""
-    base = set if isinstance(value, set) else frozenset
-    return ["set", sorted(map(encoded, base.__iter__(value)), key=json.dumps)]
-
-
-def of_object(value: Any) -> list[Any]:
-    """Return the attributes of an instance of a class that the program defines, by its name; of an enum its member."""
-    if isinstance(value, enum.Enum):
-        return ["object", type(value).__name__, encoded(value.name)]
-    found = {}
-    for base in type.__dict__["__mro__"].__get__(type(value)):
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            if name != "__dict__" and hasattr(value, name):
-                found[name] = getattr(value, name)
-    with contextlib.suppress(AttributeError):
-        found |= object.__getattribute__(value, "__dict__")
-    return ["object", type(value).__name__, of_mapping(found)]
-
-
-def of_numpy(value: Any) -> list[Any]:
-    """Return an array with its shape, or a scalar as a built-in number."""
-    shape = getattr(value, "shape", None)
-    if shape:
-        return ["array", list(shape), [encoded(one) for one in value.ravel().tolist()]]
-    plain = value.item() if hasattr(value, "item") else value
-    if type(plain) is type(value):
-        raise Incomparable(f"a value of type {type(value).__name__} cannot be compared")
-    return encoded(plain)
-
-
-def of_pandas(value: Any) -> list[Any]:
-    """Return a table, a column or an index; missing values are all equal."""
-    name = type(value).__name__
-    if name == "DataFrame":
-        # By place, since names of columns may be repeated.
-        values = [[encoded(one) for one in value.iloc[:, place].tolist()] for place in range(len(value.columns))]
-        columns = [[encoded(name), content] for name, content in zip(value.columns, values, strict=True)]
-        return ["frame", [encoded(one) for one in value.index.tolist()], columns]
-    if hasattr(value, "tolist"):
-        index = value.index.tolist() if name == "Series" else []
-        return ["series", [encoded(one) for one in index], [encoded(one) for one in value.tolist()]]
-    return ["missing"] if name in ("NaTType", "NAType") else ["text", name, str(value)]
-
-
-def of_text(value: Any) -> list[Any]:
-    """Return the name of a type and the value as text, for types whose text says all."""
-    return ["text", type(value).__name__, str(value)]
-
-
-BUILT_IN: tuple[tuple[type, Any], ...] = (
-    (int, lambda value: ["int", hex(int.__add__(value, 0))]),
-    (float, lambda value: ["float", float.hex(value)]),
-    (complex, lambda value: ["complex", float.hex(value.real), float.hex(value.imag)]),
-    (str, lambda value: ["str", str.__getitem__(value, slice(None))]),
-    (bytes, lambda value: ["bytes", bytes.hex(value)]),
-    (bytearray, lambda value: ["bytes", bytearray.hex(value)]),
-    (list, lambda value: ["list", [encoded(one) for one in list.__iter__(value)]]),
-    (tuple, lambda value: ["tuple", [encoded(one) for one in tuple.__iter__(value)]]),
-    (dict, of_mapping),
-    (set, of_set),
-    (frozenset, of_set),
-    (range, lambda value: ["range", [hex(value.start), hex(value.stop), hex(value.step)]]),
-)
-"""Types in the order in which they are tried; bool, which is an int, is tried before."""
-BY_MODULE: dict[str, Any] = {
-    "numpy": of_numpy,
-    "pandas": of_pandas,
-    "sympy": of_text,
-    "decimal": of_text,
-    "fractions": of_text,
-    "datetime": of_text,
-    "collections": lambda value: ["list", [encoded(one) for one in value]],
-}
-"""Top-level module of a type -> how its values are encoded; of `collections` only `deque` is left here."""
-
-
 def outcome(task: dict[str, Any], call: str) -> dict[str, Any]:
     """Define the program, make one call, and return its value or its error."""
     module = types.ModuleType("solution")
@@ -147,7 +44,8 @@ def outcome(task: dict[str, Any], call: str) -> dict[str, Any]:
     scope = module.__dict__
     names = {} if task["legacy"] else scope
     try:
-        exec(compile(task["code"], "<solution>", "exec"), scope, names)
+        code = task["code"] if task["function"] is None else program_in(task["code"], task["function"])
+        exec(compile(code, "<solution>", "exec"), scope, names)
         value = encoded(eval(compile(call, "<call>", "eval"), scope, names))
         text = json.dumps(value)
         if len(text) > task["max_chars"]:

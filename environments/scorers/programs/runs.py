@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +25,23 @@ _STALL_S = 5.0
 """Most time by which all calls of a program together may exceed their limits while they get no CPU time."""
 
 
+_PACKAGE = "treadle.environments.scorers.programs"
+_SENT_ALONG = ("values", "bare_programs")
+"""Modules that the harness imports."""
+_DEFINE_MODULES = """
+import sys, types
+for name, text in {!r}.items():
+    sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), sys.modules[name].__dict__)
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class CallResult:
     """What a call returned.
 
     Attributes:
-        value: The value; see `treadle.environments.scorers.programs.harness.encoded`. None without one.
+        value: The value; see `treadle.environments.scorers.programs.values.encoded`. None without one.
         error: Why there is no value; empty with one.
     """
 
@@ -38,13 +50,24 @@ class CallResult:
 
 
 async def run_calls(
-    pool: SandboxPool, code: str, calls: Sequence[str], limit_s: float, *, legacy: bool, packages: Sequence[str]
+    pool: SandboxPool,
+    code: str,
+    calls: Sequence[str],
+    limit_s: float,
+    function: str | None = None,
+    *,
+    legacy: bool,
+    packages: Sequence[str],
 ) -> list[CallResult]:
-    """Make the calls on a program in one sandbox, each within `limit_s` seconds. Raises SandboxError."""
+    """Make the calls on a program in one sandbox, each within `limit_s` seconds. Raises SandboxError.
+
+    With the name of a function, the program that defines it is searched for in `code`, which may have prose around it.
+    """
     if len(code) > MAX_PROGRAM_CHARS:
         return [CallResult(None, f"the program is longer than {MAX_PROGRAM_CHARS} characters")] * len(calls)
     task = {
         "code": code,
+        "function": function,
         "calls": list(calls),
         "limit_s": limit_s,
         "stall_s": _STALL_S,
@@ -59,8 +82,12 @@ async def run_calls(
     return [found.get(number, missing) for number in range(len(calls))]
 
 
+@functools.cache
 def _harness() -> str:
-    return files("treadle.environments.scorers.programs").joinpath("harness.py").read_text(encoding="utf-8")
+    """Return the text of the harness, after that of the modules that it imports."""
+    folder = files(_PACKAGE)
+    texts = {f"{_PACKAGE}.{name}": folder.joinpath(f"{name}.py").read_text("utf-8") for name in _SENT_ALONG}
+    return f"{_DEFINE_MODULES.format(texts)}\n{folder.joinpath('harness.py').read_text('utf-8')}"
 
 
 def _results(stdout: str) -> dict[int, CallResult]:

@@ -87,21 +87,22 @@ class ProgramsScorer(Scorer):
         expected = await self._results_of_reference(hidden.reference, calls)
         if self.profile == "strict" and all(one.value is None for one in expected):
             raise BadTask("every call of the reference program fails; check the task, and sandbox.packages")
-        program, problem = self._program(rollout, hidden.function)
-        results = [problem] * len(calls)
-        if program is not None:
-            results = await self._run(program, calls, self.test_time_s)
+        results = await self._results_of_answer(rollout, hidden.function, calls)
         passed = [self._is_passed(one, other) for one, other in zip(results, expected, strict=True)]
         share = sum(passed) / len(passed)
         return Score(share, all(passed), self.type, detail=_detail(hidden.tests, passed, expected, results))
 
-    def _program(self, rollout: StoredRollout, function: str) -> tuple[str | None, CallResult]:
-        """Return the program of the answer; without one the result of every call."""
+    async def _results_of_answer(
+        self, rollout: StoredRollout, function: str, calls: Sequence[str]
+    ) -> Sequence[CallResult]:
         answer = answer_of(rollout)
         if answer is None:
-            return None, _NO_ANSWER
-        program = find_legacy_program(answer) if self.profile == "legacy" else find_program(answer, function)
-        return program, _BLOCKED
+            return [_NO_ANSWER] * len(calls)
+        if self.profile == "legacy":
+            program = find_legacy_program(answer)
+            return [_BLOCKED] * len(calls) if program is None else await self._run(program, calls, self.test_time_s)
+        found = find_program(answer, function)
+        return await self._run(found.text, calls, self.test_time_s, function if found.is_bare else None)
 
     async def _results_of_reference(self, reference: str, calls: Sequence[str]) -> list[CallResult]:
         """Run the reference, once for all answers to a task; a run that failed is not kept."""
@@ -117,11 +118,13 @@ class ProgramsScorer(Scorer):
             self._expected.pop(key, None)
             raise
 
-    async def _run(self, code: str, calls: Sequence[str], limit_s: float) -> list[CallResult]:
+    async def _run(
+        self, code: str, calls: Sequence[str], limit_s: float, function: str | None = None
+    ) -> list[CallResult]:
         if self._pool is None:
             raise ConfigError("the scorer programs is not open")
         legacy, packages = self.profile == "legacy", self.sandbox.packages
-        return await run_calls(self._pool, code, calls, limit_s, legacy=legacy, packages=packages)
+        return await run_calls(self._pool, code, calls, limit_s, function, legacy=legacy, packages=packages)
 
     def _is_passed(self, result: CallResult, expected: CallResult) -> bool:
         if result.value is None or expected.value is None:

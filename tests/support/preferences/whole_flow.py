@@ -35,7 +35,7 @@ model = "treadle-tutor-human"
 server = { type = "tutor" }
 
 [[questions.sources]]
-path = "tasks.jsonl"
+path = "FOLDER/tasks.jsonl"
 split_field = "split"
 domain = "code"
 scorer = "wordy"
@@ -48,11 +48,11 @@ instructions = "Ask, then write I WANT TO ANSWER: and the code."
 
 # An untrained model solves nothing, but it says more or less.
 [scorers.wordy]
-type = "scorers.py:Wordy"
+type = "FOLDER/scorers.py:Wordy"
 
 [sft_rows]
 tokenizer = "embedded"
-texts = [{ path = "texts.json", domain = "code", question_label = "" }]
+texts = [{ path = "FOLDER/texts.json", domain = "code", question_label = "" }]
 
 [sft]
 batch_size = 2
@@ -120,5 +120,5 @@ def write_flow(folder: Path) -> Path:
     (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "texts.json").write_text(json.dumps(texts))
     (folder / "scorers.py").write_text(SCORERS)
-    (folder / "flow.toml").write_text(CONFIG)
+    (folder / "flow.toml").write_text(CONFIG.replace("FOLDER", str(folder)))
     return folder / "flow.toml"

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, defaultdict, deque
-from dataclasses import dataclass
-from datetime import date
+import re
+from array import array
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from ipaddress import IPv4Address
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -17,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.environments.scorers.programs.compare import same, same_legacy, shown
-from treadle.environments.scorers.programs.harness import Incomparable, encoded
+from treadle.environments.scorers.programs.values import Incomparable, encoded
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
@@ -29,6 +35,22 @@ PLAIN = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+EAST = timezone(timedelta(hours=2))
+ZONES = [None, UTC, EAST]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Object of a class that a program defines."""
+
+    x: int
+    y: int
+    cached: bool = field(default=False, compare=False)
+
+
+Point.__module__ = "solution"
 
 
 @given(PLAIN, PLAIN)
@@ -75,15 +97,77 @@ def test_value_equals_itself(value: Any) -> None:
         (Decimal("1.5"), Decimal("1.6"), False, False),
         (Decimal("nan"), Decimal("nan"), True, False),
         (Decimal("sNaN"), Decimal("sNaN"), True, False),
-        (Decimal(2), 2, False, True),
+        (Decimal(2), 2, True, True),
+        (Decimal("0.1"), 0.1, True, False),
+        (Decimal("0.1"), Decimal("0.1000000000001"), False, False),
+        (Decimal("1e400"), math.inf, False, False),
         (Fraction(1, 2), Fraction(2, 4), True, True),
-        (Fraction(1, 2), 0.5, False, True),
+        (Fraction(1, 2), 0.5, True, True),
+        (Fraction(1, 3), 1 / 3, True, False),
+        (Fraction(4, 2), 2, True, True),
+        (Fraction(1, 2), Decimal("0.5"), True, True),
+        (2 + 0j, 2, True, True),
+        (0.1 + 0.2 + 0j, 0.3, True, False),
+        (complex(math.nan, 1), complex(math.nan, 1), True, False),
+        (-0.0, 0.0, True, True),
+        ({complex(0.0, 1), complex(3, 1)}, {complex(-0.0, 1), complex(3, 1)}, True, True),
+        ({Fraction(1, 2), 2, Decimal(16)}, {0.5, Decimal(2), 16 + 0j}, True, True),
+        ({frozenset({2, 16})}, {frozenset({2.0, 16.0})}, True, True),
         (date(2024, 1, 2), date(2024, 1, 2), True, True),
         (Counter("aab"), {"a": 2, "b": 1}, True, True),
         (OrderedDict(a=1), {"a": 1}, True, True),
         (defaultdict(int, a=1), {"a": 1}, True, True),
         pytest.param(2**70_000, 2**70_000, True, True, id="huge"),
         (range(3), range(3), True, True),
+        (range(0, 5, 2), range(0, 6, 2), True, True),
+        (range(3, 3), range(0), True, True),
+        (range(1, 2), range(1, 9, 9), True, True),
+        (range(3), [0, 1, 2], False, False),
+        ({range(0, 5, 2), range(9)}, {range(9), range(0, 6, 2)}, True, True),
+        (slice(1, 2), slice(1.0, 2), True, True),
+        (deque([1]), deque([1.0]), True, True),
+        (deque([1]), [1], False, False),
+        (deque([1], maxlen=3), deque([1]), True, True),
+        (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1), False, False),
+        (OrderedDict(a=1, b=2), {"b": 2, "a": 1}, True, True),
+        (Counter(a=0), Counter(), True, True),
+        (Counter(a=0), {}, False, False),
+        (ChainMap({"a": 1}, {"b": 2}), {"a": 1, "b": 2}, True, True),
+        (UserList([1]), [1], True, True),
+        (UserDict(a=1), {"a": 1}, True, True),
+        (UserString("a"), "a", True, True),
+        (MappingProxyType({"a": 1}), {"a": 1}, True, True),
+        ({"a": 1}.keys(), {"a"}, True, True),
+        ({"a": 1}.items(), {("a", 1)}, True, True),
+        (SimpleNamespace(a=1), SimpleNamespace(a=1.0), True, True),
+        (b"a", bytearray(b"a"), True, True),
+        (b"a", memoryview(b"a"), True, True),
+        (b"a", "a", False, False),
+        (array("i", [1, 2]), array("d", [1.0, 2.0]), True, True),
+        (array("i", [1]), [1], False, False),
+        ("\u00e9", "e\u0301", False, False),
+        (Path("a/b"), PurePosixPath("a//b"), True, True),
+        (PureWindowsPath("A"), PureWindowsPath("a"), True, True),
+        (Path("a"), "a", False, False),
+        (re.compile("a"), re.compile("a"), True, True),
+        (re.compile("a"), re.compile("a", re.IGNORECASE), False, False),
+        (UUID(int=1), UUID(int=1), True, True),
+        (int, int, True, True),
+        (int, float, False, False),
+        (..., ..., True, True),
+        (datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, 2, tzinfo=EAST), True, True),
+        (datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 1), False, False),  # noqa: DTZ001
+        ({datetime(2024, 1, 1, tzinfo=UTC): 1}, {datetime(2024, 1, 1, 2, tzinfo=EAST): 1}, True, True),
+        (datetime(1, 1, 1, tzinfo=EAST), datetime(1, 1, 1, tzinfo=EAST), True, True),
+        (datetime(2024, 1, 1), date(2024, 1, 1), False, False),  # noqa: DTZ001
+        (time(1, tzinfo=UTC), time(3, tzinfo=EAST), True, True),
+        (time(1), time(1, tzinfo=UTC), False, False),
+        (timedelta(hours=24), timedelta(days=1), True, True),
+        (timezone(timedelta(hours=2)), timezone(timedelta(hours=2), "X"), True, True),
+        (np.datetime64("2024-01-01"), date(2024, 1, 1), True, True),
+        (np.datetime64("NaT"), None, False, False),
+        (np.datetime64("2024-01-01", "ns"), 1704067200000000000, False, False),
+        (np.array(["2024-01-01"], "M8[ns]"), np.array([1704067200000000000]), False, False),
         (1 + 2j, 1 + 2j, True, True),
         (1 + 2j, 1 + 3j, False, False),
         (1e-12, 0.0, True, False),
@@ -98,6 +182,82 @@ def test_rules_of_each_profile(one: Any, other: Any, strict: bool, legacy: bool)
 def test_long_values_are_equal_by_their_digests() -> None:
     for compare in (same, same_legacy):
         assert compare(["large", "ab"], ["large", "ab"]) and not compare(["large", "ab"], ["large", "cd"])
+
+
+EQUAL_ATOMS = (
+    st.integers(-3, 3)
+    | st.sampled_from([0.0, -0.0, 1.0, 0.5, 2.0, math.inf])
+    | st.sampled_from([Decimal("1.0"), Decimal("0.50"), Decimal(-2), Decimal("Infinity"), Fraction(1, 2), Fraction(2)])
+    | st.sampled_from([0j, 1 + 0j, 1j])
+    | st.sampled_from(["", "a", "1", UserString("a"), b"", b"a", bytearray(b"a"), None, ...])
+    | st.builds(range, st.integers(-2, 2), st.integers(-2, 4), st.integers(1, 3))
+    | st.builds(slice, st.integers(0, 1), st.sampled_from([1, 1.0, None]))
+    | st.sampled_from([array("i", [1]), array("d", [1.0]), array("b")])
+    | st.builds(memoryview, st.sampled_from([array("h", [1]), b"a"]))
+    | st.sampled_from([Path("a"), PurePosixPath("a/"), PureWindowsPath("A"), PureWindowsPath("a"), UUID(int=1)])
+    | st.sampled_from([IPv4Address("1.2.3.4"), IPv4Address(0x01020304), re.compile("a"), re.compile(b"a"), int, str])
+    | st.builds(timedelta, hours=st.integers(-1, 1), minutes=st.sampled_from([0, 60]))
+    | st.builds(timezone, st.sampled_from([timedelta(0), timedelta(hours=2)]))
+    | st.builds(datetime, st.just(2024), st.just(1), st.just(1), st.integers(0, 3), tzinfo=st.sampled_from(ZONES))
+    | st.builds(time, st.integers(0, 3), tzinfo=st.sampled_from(ZONES))
+    | st.builds(date, st.just(2024), st.just(1), st.integers(1, 2))
+    | st.builds(Point, st.integers(0, 1), st.integers(0, 1))
+)
+"""Values of which many are equal to others, of the same type or of another; without True, NaN, and arrays of numpy."""
+COUNTS = st.dictionaries(st.sampled_from("ab"), st.integers(0, 1), max_size=2)
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return collections of equal and of different kinds."""
+    items, keyed = st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["a", 1, 1.0, (1,)]), inner, max_size=3)
+    return (
+        items
+        | items.map(tuple)
+        | items.map(deque)
+        | items.map(UserList)
+        | keyed
+        | keyed.map(lambda value: OrderedDict(reversed(value.items())))
+        | keyed.map(lambda value: defaultdict(int, value))
+        | keyed.map(MappingProxyType)
+        | keyed.map(lambda value: ChainMap({}, value))
+        | keyed.map(lambda value: value.keys())
+        | COUNTS
+        | COUNTS.map(Counter)
+        | items.map(hashable).map(set)
+        | items.map(hashable).map(frozenset)
+    )
+
+
+def hashable(items: list[Any]) -> list[Any]:
+    """Return the items that a set can have."""
+    found = []
+    for one in items:
+        try:
+            hash(one)
+        except (TypeError, ValueError):
+            continue
+        found.append(one)
+    return found
+
+
+VALUES = st.recursive(EQUAL_ATOMS, containers, max_leaves=6)
+
+
+@given(VALUES, VALUES)
+def test_values_are_equal_as_in_python(one: Any, other: Any) -> None:
+    """The differences that are meant are in `test_rules_of_each_profile`.
+
+    They are NaN, the tolerance, True and 1, and arrays. Objects that say that they are equal are below.
+    """
+    expected = bool(one == other)
+    assert same(encoded(one), encoded(other)) == expected
+    if not has_points(one) and not has_points(other):
+        assert same_legacy(encoded(one), encoded(other)) == expected
+
+
+def has_points(value: Any) -> bool:
+    """Return whether a value has an object of a program's own class, which is never equal in the profile `legacy`."""
+    return "Point(" in repr(value)
 
 
 def test_tolerance_is_a_setting() -> None:
@@ -134,13 +294,28 @@ def test_objects_that_claim_to_be_equal_are_not() -> None:
 
 
 def test_objects_of_equal_classes_are_equal_by_their_attributes() -> None:
-    @dataclass
-    class Point:
-        x: int
+    assert same(encoded(Point(1, 1)), encoded(Point(1, 1))) and not same(encoded(Point(1, 1)), encoded(Point(2, 1)))
+    assert same(encoded(Point(1, 1, cached=True)), encoded(Point(1, 1))), "the field does not take part"
+    assert shown(encoded(Point(1, 2))) == "Point({'x': 1, 'y': 2})"
 
-    Point.__module__ = "solution"
-    assert same(encoded(Point(1)), encoded(Point(1))) and not same(encoded(Point(1)), encoded(Point(2)))
-    assert shown(encoded(Point(1))) == "Point({'x': 1})"
+
+def test_classes_that_derive_from_standard_types_count_as_those() -> None:
+    class Day(date):
+        pass
+
+    class Failed(Exception):
+        pass
+
+    class Tasks(deque[int]):
+        pass
+
+    for kind in (Day, Failed, Tasks):
+        kind.__module__ = "solution"
+    assert same(encoded(Day(2024, 1, 1)), encoded(date(2024, 1, 1)))
+    assert not same(encoded(Day(2024, 1, 1)), encoded(Day(2024, 1, 2)))
+    assert same(encoded(Tasks([1])), encoded(deque([1]))) and not same(encoded(Tasks([1])), encoded(Tasks([2])))
+    assert same(encoded(Failed("a")), encoded(Failed("a"))) and not same(encoded(Failed("a")), encoded(Failed("b")))
+    assert same(encoded(Day), encoded(Day)) and not same_legacy(encoded(Day), encoded(Day))
 
 
 def test_objects_with_slots_are_equal_by_them() -> None:
@@ -174,6 +349,8 @@ def test_tables_and_columns_of_pandas_are_equal_by_content_and_names() -> None:
         (frame([[1, 2]], columns=repeated), frame([[1, 2]], columns=repeated)),
         (pandas.Index([1]), pandas.Index([1])),
         (pandas.NaT, pandas.NaT),
+        (pandas.Timestamp("2024-01-01 00:00Z"), datetime(2024, 1, 1, 2, tzinfo=EAST)),
+        (pandas.Timedelta(hours=1), timedelta(hours=1)),
     ]
     different = [
         (series([1], index=["a"]), series([1], index=["b"])),
@@ -191,6 +368,13 @@ def test_tables_and_columns_of_pandas_are_equal_by_content_and_names() -> None:
         assert not same_legacy(encoded(one), encoded(one))
 
 
+def test_numbers_of_sympy_are_numbers() -> None:
+    sympy = pytest.importorskip("sympy")
+    x = sympy.Symbol("x")
+    assert same(encoded(sympy.Integer(2)), encoded(2)) and same(encoded(sympy.Rational(1, 2)), encoded(Fraction(1, 2)))
+    assert same(encoded((x + 1) ** 2), encoded((1 + x) ** 2)) and not same(encoded(x), encoded(x + 1))
+
+
 def test_members_of_equal_enums_are_equal_by_their_names() -> None:
     colors, others = (Enum("Color", names, module="solution") for names in (["RED", "BLUE"], ["BLUE", "RED"]))
     red = encoded(colors["RED"])
@@ -199,11 +383,28 @@ def test_members_of_equal_enums_are_equal_by_their_names() -> None:
     assert shown(red) == "Color('RED')"
 
 
-FORGED_NUMBERS = (["text", "Decimal", "x"], ["text", "Decimal"], ["text", "Fraction", "1e999999999"])
+FORGED_NUMBERS = (["decimal", "x"], ["decimal"], ["fraction", "0x1", "0x0"], ["complex", "0x1"], ["range", ["0x1"] * 9])
+FORGED_TIMES = (
+    ["date", "0x0"],
+    ["datetime", "0xfffffffffffffffffff", True],
+    ["duration", []],
+    ["slice", [["none"]] * 4],
+)
 
 
 @pytest.mark.parametrize(
-    "value", [[], ["int"], ["int", "zz"], ["dict", 3], ["list", [["list"]]], [[]], ["float", "x"], *FORGED_NUMBERS]
+    "value",
+    [
+        [],
+        ["int"],
+        ["int", "zz"],
+        ["dict", 3],
+        ["list", [["list"]]],
+        [[]],
+        ["float", "x"],
+        *FORGED_NUMBERS,
+        *FORGED_TIMES,
+    ],
 )
 def test_forged_values_are_no_error(value: Any) -> None:
     for compare in (same, same_legacy):
@@ -224,4 +425,10 @@ def test_values_are_shown_as_python_writes_them_and_cut() -> None:
     assert shown(encoded(np.array([1, 2]))) == "array(1, 2)"
     assert len(shown(encoded("x" * 1_000)) or "") == 300
     assert shown(None) is None
-    assert shown(encoded(deque([1]))) == "[1]"
+    others = (deque([1]), OrderedDict(a=1), Decimal("1.50"), range(3), slice(1, None, None))
+    assert all(eval(shown(encoded(one)) or "") == one for one in others)
+    assert shown(encoded(Counter("aa"))) == "Counter({'a': 2})" and shown(encoded(Fraction(1, 2))) == "1/2"
+    assert shown(encoded(datetime(2024, 1, 1, 2, tzinfo=EAST))) == "datetime('2024-01-01 0:00:00 UTC')"
+    assert shown(encoded(date(2024, 1, 2))) == "date('2024-01-02')"
+    assert shown(encoded(timedelta(days=2, minutes=1))) == "duration('2 days, 0:01:00')"
+    assert shown(encoded(Path("a"))) == "path('a')" and shown(encoded(int)) == "type('int')"

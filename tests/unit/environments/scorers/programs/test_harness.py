@@ -23,7 +23,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result(code: str, call: str = "f(1)", *, legacy: bool = False) -> Any:
-    task = {"code": code, "limit_s": 0.2, "stall_s": 0.0, "legacy": legacy, "max_chars": 50}
+    task = {"code": code, "function": None, "limit_s": 0.2, "stall_s": 0.0, "legacy": legacy, "max_chars": 50}
     return json.loads(isolated(task, call, -1))
 
 
@@ -81,7 +81,7 @@ def f(x):
 
 def limited(code: str, stall_s: float, limit_s: float = 0.2) -> tuple[Any, float]:
     """Return what a call gives in a process of its own, and how much of `stall_s` is left."""
-    task = {"code": code, "limit_s": limit_s, "stall_s": stall_s, "legacy": False, "max_chars": 50}
+    task = {"code": code, "function": None, "limit_s": limit_s, "stall_s": stall_s, "legacy": False, "max_chars": 50}
     report = os.open(os.devnull, os.O_WRONLY)
     try:
         return json.loads(isolated(task, "f(1)", report)), task["stall_s"]
@@ -111,7 +111,8 @@ def test_call_that_computes_has_only_its_limit_of_cpu_time(code: str) -> None:
 
 @pytest.mark.usefixtures("one_process")
 def test_single_process_waits_for_a_stopped_call_too() -> None:
-    task = {"code": SLEEP.replace("1e9", "0.4"), "limit_s": 0.2, "stall_s": 60.0, "legacy": False, "max_chars": 50}
+    task = {"code": SLEEP.replace("1e9", "0.4"), "function": None, "limit_s": 0.2, "stall_s": 60.0, "legacy": False}
+    task["max_chars"] = 50
     assert json.loads(isolated(task, "f(1)", -1)) == {"value": ["none"]} and task["stall_s"] < 60.0
     task["stall_s"] = 0.1
     assert json.loads(isolated(task, "f(1)", -1)) == {"error": "TimeoutError: time limit exceeded"}
