@@ -50,6 +50,17 @@ def write_world(
     return World(folder, folder / "corpus.jsonl", folder / "questions.jsonl", documents, questions, heldout_questions)
 
 
+def write_questions(folder: Path, rows: Iterable[object], what: str) -> Path:
+    """Write `questions.jsonl` and return its path; `what` names its rows in errors. Raises StorageError."""
+    path = folder / "questions.jsonl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_jsonl(path, rows)
+    except OSError as error:
+        raise StorageError(f"the {what} cannot be written to {folder}: {error}") from error
+    return path
+
+
 def _write_jsonl(path: Path, rows: Iterable[object]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with part.open("wb") as file:

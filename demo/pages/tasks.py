@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import orjson
-
-from treadle.core.errors import ConfigError, StorageError
+from treadle.core.errors import ConfigError
 from treadle.demo.names import mix
 from treadle.demo.pages.design import COLORS, NUM_CARDS, PLACES, SHOPS, Design, page, request
+from treadle.demo.world_files import write_questions
 
 HELDOUT = "pages-heldout"
 """Data set of the pages."""
@@ -43,12 +42,4 @@ def write_pages(folder: Path, *, heldout: int, seed: int = 0) -> Path:
         }
         for place, shop in enumerate(SHOPS[:heldout])
     ]
-    path = folder / "questions.jsonl"
-    part = path.with_suffix(".part")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
-        part.replace(path)
-    except OSError as error:
-        raise StorageError(f"the pages cannot be written to {folder}: {error}") from error
-    return path
+    return write_questions(folder, rows, "pages")

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from treadle.core.errors import ConfigError, StorageError
+from treadle.core.errors import ConfigError
 from treadle.demo.names import mix
 from treadle.demo.programs.families import FAMILIES, NUMBERS, THINGS, Details
 from treadle.demo.world import Split
+from treadle.demo.world_files import write_questions
 
 TAUGHT, TRAIN, HELDOUT = "programs-taught", "programs-train", "programs-heldout"
 """Data sets: tasks of a tutor's dialogues, other tasks to train on, and tasks that measure."""
@@ -99,15 +98,9 @@ def write_programs(folder: Path, *, taught: int, train: int, heldout: int, seed:
         *(_question(task, "train", TRAIN) for task in for_training[taught:]),
         *(_question(task, "heldout", HELDOUT) for task in make_tasks("heldout", heldout, seed)),
     ]
-    path = folder / "questions.jsonl"
-    part = path.with_suffix(".part")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
-        part.replace(path)
-    except OSError as error:
-        raise StorageError(f"the programming tasks cannot be written to {folder}: {error}") from error
-    return ProgramsFile(path, {TAUGHT: taught, TRAIN: train, HELDOUT: heldout})
+    return ProgramsFile(
+        write_questions(folder, rows, "programming tasks"), {TAUGHT: taught, TRAIN: train, HELDOUT: heldout}
+    )
 
 
 def _question(task: Mapping[str, Any], split: Split, dataset: str) -> dict[str, Any]:

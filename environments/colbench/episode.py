@@ -5,7 +5,6 @@ Paper: arXiv 2503.15478 (ColBench, backend programming). Rules: docs/guides/colb
 
 from __future__ import annotations
 
-from treadle.agent.cached_units import asked_unit
 from treadle.agent.contract import (
     EpisodeOptions,
     InitialState,
@@ -18,11 +17,10 @@ from treadle.agent.contract import (
 )
 from treadle.agent.role import RoleModel
 from treadle.agent.tools.workspace.files import BadTask
-from treadle.core.errors import ConfigError, DeadlineExceeded, EndpointUnavailable, ModelError, ToolError
-from treadle.core.seeds import derive_seed
+from treadle.core.errors import ToolError
 from treadle.environments.colbench.dialect import FINAL, read_turn
-from treadle.environments.colbench.human import NO_REPLY, Said, cut_reply, human_messages
-from treadle.environments.colbench.settings import HUMAN, ColbenchSettings
+from treadle.environments.colbench.human import Person, Said, human_messages
+from treadle.environments.colbench.settings import ColbenchSettings
 from treadle.environments.colbench.task import ProgramTask
 
 NOTICE = f"\n\n[One message is left. It must be the final answer: {FINAL} and then the code.]"
@@ -91,10 +89,7 @@ class BackendEpisode:
         return visible if self._settings.is_legacy else visible.strip()
 
     async def _reply(self, turn: ModelTurn, context: StepContext) -> str:
-        """Ask the person. In the profile `legacy`, a request that the server refuses gets `No response.`"""
-        if self._human is None:
-            raise ConfigError("colbench/backend asks a person in every turn: add [models.human]")
-        settings, number = self._settings, turn.number
+        settings = self._settings
         messages = human_messages(
             settings.human_prompt,
             self._task.text,
@@ -102,22 +97,8 @@ class BackendEpisode:
             [*self._dialogue, Said("agent", self._shown(turn))],
             legacy=settings.is_legacy,
         )
-        try:
-            reply = await self._human.ask(
-                messages,
-                cache=self._options.cache,
-                unit=asked_unit(HUMAN, number),
-                seed=derive_seed(self._options.seed, "ask", HUMAN, number),
-                session=f"{self._task.key} {self._options.seed}",
-                deadline=context.deadline,
-            )
-        except (EndpointUnavailable, DeadlineExceeded):
-            raise
-        except ModelError:
-            if not settings.is_legacy:
-                raise
-            return NO_REPLY
-        return cut_reply(reply.text, settings.human.reply_chars, legacy=settings.is_legacy)
+        person = Person(settings, self._human, self._task.key, self._options)
+        return await person.reply(messages, turn.number, context.deadline)
 
     async def outcome(self) -> Outcome | None:
         """Return None: the tests decide, from the stored rollout."""

@@ -1,12 +1,19 @@
-"""Write what the model that plays the person is asked, and cut what it replies."""
+"""Write what the model that plays the person is asked, ask it, and cut what it replies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from treadle.agent.cached_units import asked_unit
+from treadle.agent.contract import EpisodeOptions
+from treadle.agent.role import RoleModel
 from treadle.core.chat_turns import well_formed
+from treadle.core.errors import ConfigError, DeadlineExceeded, EndpointUnavailable, ModelError
+from treadle.core.seeds import derive_seed
+from treadle.environments.colbench.settings import HUMAN, ColbenchSettings
 
 NO_REPLY = "No response."
 """Reply in place of an empty one."""
@@ -38,6 +45,46 @@ def human_messages(
     }
     text = _PLACE.sub(lambda match: parts[match[1]], instructions)
     return [{"role": "system", "content": _HELPER}, {"role": "user", "content": text}]
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """The person of one dialogue, whom a model plays; None without a model.
+
+    Attributes:
+        task_key: Key of the task.
+        options: Those of the episode, with its seed and the cache of what was paid for.
+    """
+
+    settings: ColbenchSettings
+    model: RoleModel | None
+    task_key: str
+    options: EpisodeOptions
+
+    async def reply(self, messages: Sequence[Mapping[str, Any]], turn: int, deadline: float) -> str:
+        """Return the cut reply to a turn, from 0. In the profile `legacy`, a refused request gets `No response.`
+
+        Raises ConfigError without a model, and ModelError.
+        """
+        settings, options = self.settings, self.options
+        if self.model is None:
+            raise ConfigError(f"{settings.type} asks a person in every turn: add [models.human]")
+        try:
+            reply = await self.model.ask(
+                messages,
+                cache=options.cache,
+                unit=asked_unit(HUMAN, turn),
+                seed=derive_seed(options.seed, "ask", HUMAN, turn),
+                session=f"{self.task_key} {options.seed}",
+                deadline=deadline,
+            )
+        except (EndpointUnavailable, DeadlineExceeded):
+            raise
+        except ModelError:
+            if not settings.is_legacy:
+                raise
+            return NO_REPLY
+        return cut_reply(reply.text, settings.human.reply_chars, legacy=settings.is_legacy)
 
 
 def cut_reply(text: str, max_chars: int, *, legacy: bool = False) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 
 from treadle.agent.browser.renderer import PageNotDrawn
-from treadle.agent.cached_units import asked_unit
 from treadle.agent.contract import (
     CallRecord,
     EpisodeOptions,
@@ -23,15 +22,13 @@ from treadle.agent.contract import (
 )
 from treadle.agent.role import RoleModel
 from treadle.agent.tools.workspace.files import BadTask
-from treadle.core.errors import ConfigError, DeadlineExceeded, EndpointUnavailable, ModelError, ToolError
-from treadle.core.seeds import derive_seed
+from treadle.core.errors import ToolError
 from treadle.environments.colbench.dialect import FINAL, read_turn
 from treadle.environments.colbench.frontend.drawing import PageDrawer
 from treadle.environments.colbench.frontend.human import comparing_messages
 from treadle.environments.colbench.frontend.markup import PAGE, TARGET, find_page, target_page
 from treadle.environments.colbench.frontend.settings import FrontendSettings
-from treadle.environments.colbench.human import NO_REPLY, cut_reply
-from treadle.environments.colbench.settings import HUMAN
+from treadle.environments.colbench.human import Person
 from treadle.environments.planning.tools.pictures import Picture
 
 NOTICE = f"\n\n[One message is left. It must be the final page, behind {FINAL}]"
@@ -120,27 +117,10 @@ class FrontendEpisode:
         return picture, CallRecord(PAGE, "", "ok", turn.number, seconds=seconds, note=note, id=name)
 
     async def _reply(self, turn: ModelTurn, context: StepContext, picture: Picture | None) -> str:
-        """Ask the person. In the profile `legacy`, a request that the server refuses gets `No response.`"""
-        settings = self._settings
-        if self._human is None:
-            raise ConfigError(f"{settings.type} asks a person in every turn: add [models.human]")
         shown = None if picture is None else picture.data
-        try:
-            reply = await self._human.ask(
-                comparing_messages(settings.human_prompt, shown, self._target.data),
-                cache=self._options.cache,
-                unit=asked_unit(HUMAN, turn.number),
-                seed=derive_seed(self._options.seed, "ask", HUMAN, turn.number),
-                session=f"{self._task.key} {self._options.seed}",
-                deadline=context.deadline,
-            )
-        except (EndpointUnavailable, DeadlineExceeded):
-            raise
-        except ModelError:
-            if not settings.is_legacy:
-                raise
-            return NO_REPLY
-        return cut_reply(reply.text, settings.human.reply_chars, legacy=settings.is_legacy)
+        messages = comparing_messages(self._settings.human_prompt, shown, self._target.data)
+        person = Person(self._settings, self._human, self._task.key, self._options)
+        return await person.reply(messages, turn.number, context.deadline)
 
     async def outcome(self) -> Outcome | None:
         """Return None: the pictures decide, from the stored rollout."""

@@ -24,9 +24,8 @@ _LEGACY_PICSUM = re.compile(r"https://picsum\.photos/(\d+)/(\d+)")
 _UNSPLASH = re.compile(r"https?://source\.unsplash\.com(?:/[^\s\"'<>()]*)?")
 _SIZE = re.compile(r"/(\d{1,5})x(\d{1,5})(?![0-9])")
 _PICSUM = re.compile(r"https?://picsum\.photos/(?:id/\d+/|seed/[^/\s\"'<>()]+/)?(\d{1,5})(?:/(\d{1,5}))?")
-_LEGACY_PAGES = (re.compile(r"<html.*?</html>", re.DOTALL), re.compile(r"<body.*?</body>", re.DOTALL))
 _NAMES = ("html", "body")
-_FENCE_END = re.compile(r"\n\s*```.*\Z", re.DOTALL)
+_FENCE_END = re.compile(r"\n[^\S\n]*```.*\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,8 @@ def find_page(text: str, *, legacy: bool = False) -> Snippet | None:
     A page that ends without its closing tag gets one, except with `legacy`, which finds no page then.
     """
     if legacy:
-        found = next((match for pattern in _LEGACY_PAGES if (match := pattern.search(text))), None)
-        return None if found is None else Snippet(found[0])
+        found = next((element for name in _NAMES if (element := _closed(text, name))), None)
+        return None if found is None else Snippet(found)
     for name in _NAMES:
         begin = re.search(rf"<{name}(?=[\s>])", text, re.IGNORECASE)
         if begin is None:
@@ -73,6 +72,13 @@ def find_page(text: str, *, legacy: bool = False) -> Snippet | None:
         rest = _FENCE_END.sub("", text[begin.start() :])
         return Snippet(f"{rest}</{name}>", is_repaired=True)
     return None
+
+
+def _closed(text: str, name: str) -> str | None:
+    """Return the first element of a name in lower case that has a closing tag, as the published program finds it."""
+    start = text.find(f"<{name}")
+    end = text.find(f"</{name}>", start + 1)
+    return None if start < 0 or end < 0 else text[start : end + len(f"</{name}>")]
 
 
 def target_page(payload: Mapping[str, Any]) -> str:

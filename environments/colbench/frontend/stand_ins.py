@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from treadle.agent.browser.page import StandIn
 from treadle.environments.colbench.frontend.tailwind import style_sheet
 
 _PICTURE = re.compile(r"https?://picsum\.photos/(?:id/\d+/)?(\d{1,4})/(\d{1,4})(?:[?.].*)?")
-_TAILWIND = re.compile(r"(?:src|href)\s*=\s*[\"']?[^\"'\s>]*tailwind[^\"'\s>]*", re.IGNORECASE)
-_HEAD = re.compile(r"<head(?:\s[^>]*)?>|<html(?:\s[^>]*)?>", re.IGNORECASE)
+_TAILWIND = re.compile(r"(?:src|href)\s*=\s*[\"']?[^\"'\s>]{0,300}?tailwind", re.IGNORECASE)
+_HEAD = re.compile(r"<(?:head|html)(?:\s[^>]{0,500})?>", re.IGNORECASE)
 
 
 def stand_in(url: str) -> StandIn | None:
@@ -30,8 +31,7 @@ def with_styles(html: str, sheet: str | None = None) -> str:
     if _TAILWIND.search(html) is None:
         return html
     rules = (style_sheet(html) if sheet is None else sheet).replace("</style", "<\\/style")
-    heads = list(_HEAD.finditer(html))
-    place = max((match.end() for match in heads[:2]), default=0)
+    place = max((match.end() for match in itertools.islice(_HEAD.finditer(html), 2)), default=0)
     return f"{html[:place]}<style>{rules}</style>{html[place:]}"
 
 

@@ -133,11 +133,11 @@ def _length(text: str) -> str:
     }
     if text in names:
         return names[text]
-    if re.fullmatch(r"\d+(?:\.5)?", text):
+    if re.fullmatch(r"\d{1,4}(?:\.5)?", text):
         return f"{float(text) / 4:g}rem"
-    if (fraction := re.fullmatch(r"(\d+)/(\d+)", text)) and int(fraction[2]):
+    if (fraction := re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)) and int(fraction[2]):
         return f"{100 * int(fraction[1]) / int(fraction[2]):.6g}%"
-    own = re.fullmatch(r"\[([0-9.]+(?:px|rem|em|%|vh|vw))\]", text)
+    own = re.fullmatch(r"\[([0-9.]{1,9}(?:px|rem|em|%|vh|vw))\]", text)
     return own[1] if own else ""
 
 

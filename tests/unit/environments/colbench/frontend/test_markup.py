@@ -74,6 +74,15 @@ def test_page_without_its_end_is_repaired_and_flagged_except_in_legacy() -> None
     assert shouted is not None and shouted.html == "<HTML>x</HTML>" and not shouted.is_repaired
 
 
+def test_long_endless_messages_are_read_in_one_pass() -> None:
+    endless = "\n" * 300_000
+    page = find_page(f"<html>{endless}")
+    assert page is not None and page.html == f"<html>{endless}</html>"
+    assert find_page("<html" * 60_000, legacy=True) is None
+    shown = find_page("<html><body>" * 60_000 + "<body></body>", legacy=True)
+    assert shown is not None and shown.html.endswith("<body></body>")
+
+
 @pytest.mark.parametrize("payload", [{}, {"page": 3}, {"page": " "}, {"page": "x" * (MAX_PAGE_CHARS + 1)}])
 def test_unusable_target_is_refused(payload: dict[str, object]) -> None:
     with pytest.raises(BadTask):

@@ -45,6 +45,13 @@ def test_page_that_loads_tailwind_gets_its_rules_in_the_head() -> None:
     assert with_styles(bare) == bare
 
 
+def test_long_hostile_pages_get_their_rules_in_one_pass() -> None:
+    page = "src=" * 60_000
+    assert with_styles(page) == page
+    page = SCRIPT + "<head " * 60_000
+    assert with_styles(page, "b{}") == f"<style>b{{}}</style>{page}"
+
+
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
@@ -78,6 +85,8 @@ def test_class_gets_the_documented_rule(name: str, rule: str) -> None:
 def test_unknown_classes_states_and_hostile_names_have_no_rule() -> None:
     base = style_sheet("")
     hostile = ("hover:p-4", "p-x", "text-zzz", "w-1/0", "bg-[url(x)]", "w-[1px;color:red]", "}body{display:none")
+    assert rules(*hostile) == base
+    hostile = (f"w-1/{'1' * 5_000}", f"w-{'9' * 400}/1", f"p-{'9' * 400}", f"w-[{'9' * 400}px]")
     assert rules(*hostile) == base
 
 
