@@ -98,6 +98,7 @@ sweep: $(INSTALLED) ## What CI samples, whole: 200 kill points, every fault at e
 	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/runs/test_crash.py tests/stages/pools/test_pools_crash.py
 	@TREADLE_KILL_POINTS=3 $(PYTEST) -n 2 tests/stages/rollouts/test_custom_environment.py tests/stages/rollouts/test_partner_model.py tests/stages/rollouts/test_mixture.py tests/stages/rollouts/test_mcp_tools.py
 	@TREADLE_KILL_POINTS=670 $(PYTEST) -n 3 tests/stages/runs/test_work_kill.py tests/stages/training/test_training_kill.py
+	@TREADLE_KILL_POINTS=40 $(PYTEST) tests/stages/exploration/test_exploration_kill.py
 	@TREADLE_KILL_POINTS=50 $(PYTEST) -n 2 tests/stages/sandbox/test_sandbox_kill.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_HISTORIES=10000 $(PYTEST) -n 2 --dist worksteal tests/stages/runs/test_faults*.py tests/stages/cli/test_faults_command_line.py tests/stages/runs/test_histories.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_KILL_POINTS=100 $(PYTEST) -n 2 tests/stages/objects

@@ -21,3 +21,13 @@ async def gather_or_cancel(works: Sequence[Coroutine[Any, Any, T_Result]]) -> li
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gather_all(works: Sequence[Coroutine[Any, Any, T_Result]]) -> list[T_Result]:
+    """Return the results of coroutines in order; on errors wait for the others as well, then raise the first one.
+
+    For requests that are paid for: the replies to the others arrive and are kept before a retry asks again.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() for task in tasks]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -33,7 +34,7 @@ class DraftFilter(Entry):
         raise NotImplementedError(f"{type(self).__name__} needs a method kept(drafts)")
 
 
-class _DuplicateFilter(DraftFilter):
+class _DuplicateFilter(DraftFilter, ABC):
     """Base of filters that keep the most confident of drafts that are alike."""
 
     within: Literal["all", "seed"] = "all"
@@ -52,13 +53,13 @@ class _DuplicateFilter(DraftFilter):
             chosen |= {group[place].key for place in places}
         return [draft for draft in drafts if draft.key in chosen]
 
+    @abstractmethod
     def _views(self, queries: Sequence[str]) -> Sequence[Any]:
         """Return what is compared of each query."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _different(self, views: Sequence[Any]) -> Iterator[int]:
         """Yield the place of each that is unlike all those yielded before."""
-        raise NotImplementedError
 
 
 class LexicalFilter(_DuplicateFilter):

@@ -50,7 +50,7 @@ class ExplorationRun(JobStage[Job]):
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
         settings = self._settings
         async with open_exploration(settings, sessions, self._context.store) as opened:
-            with open_verdicts(settings, opened.grader) as verdicts:
+            with open_verdicts(settings, opened.grader, self._context.store) as verdicts:
                 summariser = Summariser(opened.summariser, settings.options, self._prompts, settings.seed)
                 self._worker = JobWorker(settings, opened, summariser, verdicts)
                 yield

@@ -18,7 +18,7 @@ from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import timed_work
 from treadle.datagen.exploration.settings import ExplorationSettings
 from treadle.environments.registry import traits_of
-from treadle.environments.scorers.base import Scorer
+from treadle.environments.scorers.base import Scorer, Stores
 from treadle.environments.scorers.graders.grader import Grader, Messages
 from treadle.environments.scorers.scoring import OpenScorers
 from treadle.environments.stored_rollout import StoredRollout
@@ -52,12 +52,15 @@ class PlayedRollout:
 
 
 @contextlib.contextmanager
-def open_verdicts(settings: ExplorationSettings, model: RoleModel | None) -> Iterator[ExplorationJudges]:
-    """Open the scorers of seed tasks and the grader, whose model is given if it asks one."""
+def open_verdicts(settings: ExplorationSettings, model: RoleModel | None, store: Stores) -> Iterator[ExplorationJudges]:
+    """Open the scorers of seed tasks and the grader, whose model is given if it asks one.
+
+    `store` returns a store of the run by its name: scorers of seed tasks keep there what they pay for.
+    """
     own = {name: one for name, one in settings.named_environments().items() if not traits_of(one).has_answers}
     name, grader = settings.options.grader, settings.grader
     entries = settings.scorers if grader is None else {**settings.scorers, name: grader}
-    with OpenScorers(entries, own) as scorers:
+    with OpenScorers(entries, own, store=store) as scorers:
         yield ExplorationJudges(scorers, grader, name, model, settings.seed)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import orjson
 
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable, EngineError, ModelError
+from treadle.core.gather import gather_all
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import EndpointState
 from treadle.core.seeds import derive_seed
@@ -116,7 +117,7 @@ class Attributor:
         return found
 
     async def _labels(self, cases: Sequence[LabelCase]) -> list[list[bool] | None]:
-        found = await asyncio.gather(*map(self._label, cases))
+        found = await gather_all([self._label(case) for case in cases])
         for one in found:
             if isinstance(one, ModelError) and not self._asker.has_answered:
                 raise one  # such as a wrong key: it is not about this rollout
@@ -126,8 +127,11 @@ class Attributor:
         """Return the labels of a rollout, None without a readable reply, or the error by which it is refused twice."""
         messages, refusals = messages_of(case), 0
         digest = hashlib.sha256(orjson.dumps([self._model, messages])).hexdigest()
-        for number in range(self._limits.attempts):
-            key = f"{digest}-{number}"
+        keys = [f"{digest}-{number}" for number in range(self._limits.attempts)]
+        # The labels may be those of a later request, if there was no reply to the first: they are looked for in all.
+        if labels := next(filter(_is_readable, map(self._asker.known, keys)), None):
+            return _flags(labels)
+        for number, key in enumerate(keys):
             ask = functools.partial(self._ask, messages, len(case.turns), key, number)
             try:
                 labels = await self._asker.once(key, ask)
@@ -140,8 +144,8 @@ class Attributor:
                 if refusals == _MOST_REFUSALS or number + 1 == self._limits.attempts:
                     return error
                 continue
-            if labels is not None and labels != _UNREADABLE:
-                return [label == "G" for label in labels]
+            if labels is not None and _is_readable(labels):
+                return _flags(labels)
         return None
 
     async def _ask(self, messages: Sequence[dict[str, str]], num_steps: int, key: str, number: int) -> str | None:
@@ -165,6 +169,14 @@ class Attributor:
     def _pause_s(self, number: int, key: str) -> float:
         pause = min(self._limits.pause_s * 1.5 ** (number - 1), self._limits.max_pause_s)
         return pause * random.Random(key).uniform(1.0, 1.25)
+
+
+def _is_readable(labels: str | None) -> bool:
+    return labels not in (None, _UNREADABLE)
+
+
+def _flags(labels: str) -> list[bool]:
+    return [label == "G" for label in labels]
 
 
 def messages_of(case: LabelCase) -> list[dict[str, str]]:

@@ -20,6 +20,7 @@ from treadle.agent.jobs.keys import job_key
 from treadle.agent.metering import TokenBudget
 from treadle.agent.model_sessions import ModelSessions
 from treadle.core.errors import ModelError
+from treadle.core.gather import gather_all
 from treadle.core.steady_loop import SteadyLoop
 from treadle.rl.engine.group_source import ScoredGroup
 from treadle.rl.experience.author import Author
@@ -92,7 +93,7 @@ class ExperienceUpdates:
             async with limit:
                 return await self._write(step, task, played)
 
-        found = await asyncio.gather(*(write(*batch) for batch in batches))
+        found = await gather_all([write(*batch) for batch in batches])
         grown = self._files.pool(pool.records)
         new = [record for records in found for record in records if grown.add(record)]
         self._files.store.add_batch(new, "step", step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from treadle.agent.call_cache import CallCache
 from treadle.agent.role import RoleModel
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
+from treadle.core.gather import gather_all
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import timed_work
 from treadle.rl.experience.prompts import (
@@ -100,7 +100,7 @@ class Author:
             if items is None:
                 return Written(problem="unreadable", used=usage.totals())
             records, num_malformed = _supported(items[: self.options.max_records], played, head)
-            verdicts = await asyncio.gather(*(requests.verdict(*one, played) for one in enumerate(records)))
+            verdicts = await gather_all([requests.verdict(*one, played) for one in enumerate(records)])
         pairs = tuple(zip(records, verdicts, strict=True))
         return Written(pairs, "", num_malformed, usage.totals())
 

@@ -66,12 +66,16 @@ class ModelAsker(Generic[V]):
         """True once there is a verdict, of this process or of an earlier one."""
         return len(self._known) > 0
 
+    def known(self, digest: str) -> V | None:
+        """Return the verdict on a case if there is one, of this process or of an earlier one."""
+        return self._known.get(digest)
+
     async def once(self, digest: str, ask: Callable[[], Awaitable[V | None]]) -> V | None:
         """Return the verdict on a case: the known one, or that of `ask`, which equal cases share.
 
         A verdict is kept before it is returned. A missing one is not, so a later step may ask again.
         """
-        if (known := self._known.get(digest)) is not None:
+        if (known := self.known(digest)) is not None:
             return known
         task = self._asked.get(digest)
         if task is None:

@@ -17,6 +17,7 @@ from treadle.core.answers.score import Score
 from treadle.core.chat_turns import well_formed
 from treadle.core.config import digest_json
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded
+from treadle.core.gather import gather_all
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.types import Completion
 from treadle.core.seeds import derive_seed
@@ -156,7 +157,7 @@ class Grader(Scorer):
             max_steps=self.max_steps,
         )
         firsts = [number * self.attempts for number in range(self.NUM_GRADES)]
-        grades = await asyncio.gather(*(self._grade(messages, first, ask) for first in firsts))
+        grades = await gather_all([self._grade(messages, first, ask) for first in firsts])
         read = [grade for grade in grades if grade is not None]
         if len(read) < self.NUM_GRADES:
             return no_verdict(f"no reply of the model is a grade, after {self.attempts} requests", self.type)

@@ -1,26 +1,36 @@
-"""After `kill -9` no reply of an explorer, summariser, solver or grader is paid for again; the tasks are the same."""
+"""Killed, stopped and unanswered explorations pay for no reply of any role twice, and end with the same bytes."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import os
 import shutil
 import signal
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.exploration.desk import FAST, SCRIPTS, is_work
 from support.runs.command_line import Desk
-from support.servers.scripted_server import Item, RecordedRequest, served
+from support.runs.processes import stand_still, until, wait_out
+from support.servers.scripted_server import RecordedRequest, served
+from support.sweep import sampled
 from support.tables.given_questions import TOKENIZER
 
 from treadle.tasks.planning.toml_lines import toml_lines
 
 NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "1"))
+KILLS_PER_RUN = 8
+TIME_S = 6.0
+"""Of a rollout and of a summary."""
 AT_ONCE = 2
+RUN = ("run", "explore.toml", "--run", "explored")
 RECIPE = """
 from typing import ClassVar
 
@@ -34,31 +44,49 @@ class Explored(Recipe):
 """
 
 
-class Counted:
-    """Count requests by their content, over all servers."""
+class Models:
+    """Models of all roles, which count requests by content; while they are silent they answer nothing."""
 
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.limit = 0
+    def __init__(self, stack: ExitStack) -> None:
         self.reached = threading.Event()
+        self._silent = asyncio.Event()
+        self._limit = 0
         self._lock = threading.Lock()
+        self.asked: Counter[str] = Counter()
+        self.urls = {role: stack.enter_context(self._served(role)).url for role in SCRIPTS}
 
-    def script(self, role: str) -> Any:
-        def answer(request: RecordedRequest) -> Item:
+    def _served(self, role: str) -> Any:
+        async def answer(request: RecordedRequest) -> Any:
             if not is_work(request):
                 return "yes"
             with self._lock:
-                self.seen.append(json.dumps([role, request.messages, request.body["seed"]]))
-                if len(self.seen) >= self.limit:
+                self.asked[json.dumps([role, request.messages, request.body["seed"]])] += 1
+                if self.asked.total() >= self._limit:
                     self.reached.set()
+            while self._silent.is_set():
+                await asyncio.sleep(0.02)
             return SCRIPTS[role](request)
 
-        return answer
+        options = {"codec": TOKENIZER, "model": role, "max_model_len": 32768, "chat_only": True}
+        return served(answer, silent=self._silent, **options)
 
-    def wait_for(self, more: int) -> None:
+    def expect(self, more: int) -> None:
+        """Set `reached` once so many further requests have arrived."""
         with self._lock:
-            self.limit = len(self.seen) + more
+            self._limit = self.asked.total() + more
             self.reached.clear()
+
+    def taken(self) -> Counter[str]:
+        """Return what was asked since the last call."""
+        with self._lock:
+            asked, self.asked, self._limit = self.asked, Counter(), 0
+        return asked
+
+    def fall_silent(self) -> None:
+        """Answer nothing for longer than any work may take."""
+        self._silent.set()
+        wait_out(TIME_S + 1.0)
+        self._silent.clear()
 
 
 def config(urls: dict[str, str]) -> str:
@@ -68,7 +96,7 @@ def config(urls: dict[str, str]) -> str:
         "seed": 5,
         "flow": {"recipe": {"type": "recipes.py:Explored"}, "stages": ["exploration"]},
         "models": models,
-        "environment": {"type": "ledger", "num_tasks": 4, "max_turns": 8},
+        "environment": {"type": "ledger", "num_tasks": 4, "max_turns": 8, "rollout_time_s": TIME_S},
         "questions": {"sources": [{"from": "environment"}]},
         "scorers": {"judged": {"type": "llm-binary-gt", "model": grader}},
         "exploration": {
@@ -76,38 +104,86 @@ def config(urls: dict[str, str]) -> str:
             "filters": [{"type": "lexical", "within": "seed"}],
             "grader": "judged",
             "max_concurrent": AT_ONCE,
+            "summary_time_s": TIME_S,
         },
     }
     return "\n".join(toml_lines(tree))
 
 
-def test_killed_explorations_pay_for_nothing_twice(tmp_path: Path) -> None:
-    counted = Counted()
+def desk_in(folder: Path, models: Models) -> Desk:
+    folder.mkdir()
+    (folder / "recipes.py").write_text(RECIPE)
+    (folder / "explore.toml").write_text(config(models.urls))
+    return Desk(folder)
+
+
+def digests(desk: Desk) -> dict[str, str]:
+    record = json.loads((desk.folder / "outputs/runs/explored/records/1/exploration.json").read_text())
+    return {kind: made["digest"] for kind, made in record["outputs"].items()}
+
+
+@pytest.fixture(scope="module")
+def served_models() -> Iterator[Models]:
     with ExitStack() as stack:
-        servers = {
-            role: stack.enter_context(
-                served(counted.script(role), codec=TOKENIZER, model=role, max_model_len=32768, chat_only=True)
-            )
-            for role in SCRIPTS
-        }
-        folder = tmp_path / "desk"
-        folder.mkdir()
-        (folder / "recipes.py").write_text(RECIPE)
-        (folder / "explore.toml").write_text(config({role: server.url for role, server in servers.items()}))
-        desk = Desk(folder)
-        for kill in range(NUM_KILLS):
-            counted.wait_for(4 + 3 * (kill % 5))
-            with desk.started("run", "explore.toml", "--run", "explored") as process:
-                while not counted.reached.wait(0.05) and process.poll() is None:
-                    pass
-                if process.poll() is None:
-                    os.kill(process.pid, signal.SIGKILL)
-                process.wait()
-        desk.treadle("run", "explore.toml", "--run", "explored").succeeded()
-        again = sum(count - 1 for count in Counter(counted.seen).values())
-        other = tmp_path / "other"
-        shutil.copytree(folder, other, ignore=shutil.ignore_patterns("outputs"))
-        Desk(other).treadle("run", "explore.toml", "--run", "explored").succeeded()
-    assert again <= AT_ONCE * NUM_KILLS, "more requests were served twice than were in flight at the kills"
-    for kind in ("synthetic_tasks", "objectives"):
-        assert desk.rows("explored", "1/exploration", kind) == Desk(other).rows("explored", "1/exploration", kind)
+        yield Models(stack)
+
+
+@pytest.fixture
+def models(served_models: Models, calm: tuple[dict[str, str], Counter[str]]) -> Models:
+    """Models that nobody has asked since the calm run."""
+    served_models.taken()
+    return served_models
+
+
+@pytest.fixture(scope="module")
+def calm(served_models: Models, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Counter[str]]:
+    """Digests and requests of an undisturbed run."""
+    desk = desk_in(tmp_path_factory.mktemp("calm") / "desk", served_models)
+    desk.treadle(*RUN).succeeded()
+    asked = served_models.taken()
+    assert set(asked.values()) == {1}
+    return digests(desk), asked
+
+
+def test_killed_explorations_pay_for_nothing_twice(
+    tmp_path: Path, models: Models, calm: tuple[dict[str, str], Counter[str]]
+) -> None:
+    made, whole = calm
+    killed = 0
+    for number in itertools.count():
+        desk, before = desk_in(tmp_path / str(number), models), killed
+        for life in range(min(KILLS_PER_RUN, NUM_KILLS - killed)):
+            models.expect(AT_ONCE + 2 + (5 * number + 3 * life) % 11)
+            with desk.started(*RUN) as process:
+                until(lambda at=process: models.reached.is_set() or at.poll() is not None, "requests", 120.0)
+                process.kill()
+                killed += process.wait() == -signal.SIGKILL
+        desk.treadle(*RUN).succeeded()
+        asked = models.taken()
+        assert asked.keys() == whole.keys()
+        again = (asked - whole).total()
+        assert again <= AT_ONCE * (killed - before), "more was asked twice than was in flight at the kills"
+        assert digests(desk) == made
+        shutil.rmtree(desk.folder)
+        if killed >= NUM_KILLS:
+            break
+
+
+@pytest.mark.parametrize("thing", sampled(["run", "models"], ["models"]))
+def test_stopped_run_and_silent_models_change_nothing(
+    tmp_path: Path, models: Models, calm: tuple[dict[str, str], Counter[str]], thing: str
+) -> None:
+    made, whole = calm
+    desk = desk_in(tmp_path / "desk", models)
+    models.expect(whole.total() // 2)
+    with desk.started(*RUN) as process:
+        until(models.reached.is_set, "half of the requests", 120.0)
+        if thing == "run":
+            stand_still(process.pid, TIME_S + 1.0)
+        else:
+            models.fall_silent()
+        desk.ended(process).succeeded()
+    asked = models.taken()
+    # Replies that had not come may be asked for again; those that had are not.
+    assert asked.keys() == whole.keys() and (asked - whole).total() <= AT_ONCE
+    assert digests(desk) == made

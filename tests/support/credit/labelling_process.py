@@ -14,11 +14,14 @@ from support.credit.worked_example import attribution, credit_group
 from treadle.rl.credit.base import turn_credits
 
 NUM_GROUPS = 11
+REQUEST_TIME_S = 5.0
 
 
 def main(url: str, folder: str) -> None:
     """Credit one group after the other."""
-    with (rule := attribution(url, concurrency=1)).open(Path(folder)):
+    model = {"model": "scripted", "endpoints": [{"url": url}], "retry_limit": 0, "probe_base_s": 0.05}
+    rule = attribution(url, model=model, concurrency=1, request_time_s=REQUEST_TIME_S)
+    with rule.open(Path(folder)):
         groups = [credit_group(query=f"Do it {number}.") for number in range(NUM_GROUPS)]
         print(json.dumps([[advantages for advantages, _ in turn_credits(rule, group)] for group in groups]))
 

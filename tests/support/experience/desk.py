@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def experience_instance(url: str | None, **keys: Any) -> Instance:
     names = INPUTS if url is not None else {"questions": INPUTS["questions"]}
     inputs = {name: (Address.parse(text),) for name, text in names.items()}
     return Instance(address=Address.parse("1/experience"), stage=EXPERIENCE_STAGE, settings=settings, inputs=inputs)
+
+
+def patient_instance(url: str, **keys: Any) -> Instance:
+    """Return `1/experience` that waits for its models for a minute, with one batch at a time."""
+    made = experience_instance(url, max_concurrent=1, **keys)
+    summariser, validator = roles(url, outage_wait_s=60.0)
+    waiting = made.settings.model_copy(update={"summariser": summariser, "validator": validator})
+    return replace(made, settings=waiting)
 
 
 class ExperienceDesk(Desk):

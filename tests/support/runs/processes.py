@@ -91,6 +91,20 @@ def thaw(process: subprocess.Popen[bytes]) -> None:
     os.kill(process.pid, signal.SIGCONT)
 
 
+def stand_still(pid: int, seconds: float) -> None:
+    """Stop a process with SIGSTOP for a while, counted from when it has stopped, and let it go on."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: (seen := look(pid)) is not None and seen.state == "T", f"process {pid} stands still")
+    wait_out(seconds)
+    os.kill(pid, signal.SIGCONT)
+
+
+def wait_out(time_s: float) -> None:
+    """Wait until a time limit of others is certainly over."""
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > time_s, "the time is over", pause_s=0.1)
+
+
 def kill_alone(process: subprocess.Popen[bytes]) -> list[Seen] | None:
     """SIGKILL one process and nothing below it; return its children, or None if it had ended before.
 

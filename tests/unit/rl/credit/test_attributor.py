@@ -141,6 +141,13 @@ def test_mostly_unreadable_replies_end_the_training_with_their_number() -> None:
         assert model.labels(cases) == [None] * 40
 
 
+def test_labels_of_a_second_request_are_not_paid_for_again_by_a_resumed_training(tmp_path: Path) -> None:
+    with attributor([Fault.status(400, "try another seed"), reply("GBG")], tmp_path) as (model, server):
+        assert model.labels([CASE]) == [[True, False, True]] and len(server.requests) == 2
+    with attributor(lambda _: reply("BBB"), tmp_path) as (model, server):
+        assert model.labels([CASE]) == [[True, False, True]] and not server.requests
+
+
 def test_rollout_that_is_refused_twice_has_no_labels(tmp_path: Path) -> None:
     other = LabelCase("Another.", turns_of("GB"), 1.0)
 
