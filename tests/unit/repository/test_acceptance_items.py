@@ -50,7 +50,8 @@ def _mark(node: ast.expr) -> str:
 def test_every_acceptance_item_is_covered_by_a_test_that_always_runs() -> None:
     asked = {f"{name}-{number}" for name, count in NUM_ITEMS.items() for number in range(1, count + 1)}
     files = [path for folder in ALWAYS_RUN for path in (TESTS / folder).rglob("test_*.py")]
-    found = {item for path in files for item in marked(path.read_bytes())}
+    sources = [source for path in files if b"covers(" in (source := path.read_bytes())]
+    found = {item for source in sources for item in marked(source)}
     assert sorted(asked - found) == [], "no test shows these items"
     known = asked | {f"{name}-{number}" for name, count in UNDER_WAY.items() for number in range(1, count + 1)}
     assert sorted(found - known) == [], "no specification has these items"
