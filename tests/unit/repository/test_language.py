@@ -10,6 +10,7 @@ import subprocess
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[3]
 DIALECT = re.compile(
@@ -57,24 +58,51 @@ def product() -> tuple[tuple[str, str], ...]:
     return tuple((name, (ROOT / name).read_text()) for name in names if (ROOT / name).exists())
 
 
+class Product(NamedTuple):
+    """The product as its readers see it: all of it is read in one pass, for which parsing takes seconds."""
+
+    texts: list[tuple[str, str]]
+    """Path and text of each docstring, message and comment."""
+    docs: list[str]
+    """Docstrings of functions."""
+    names: set[tuple[str, str]]
+    """Path and name of everything that is defined: classes, functions, parameters, fields, variables."""
+
+
 @functools.cache
-def texts() -> tuple[tuple[str, str], ...]:
-    """Return path and text of each docstring, message and comment."""
-    found = []
-    for name, source in product():
-        for node in ast.walk(ast.parse(source)):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                found.append((name, node.value.value))
-            if isinstance(node, ast.Raise) or _logs(node):
-                words = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
-                found.append((name, " ".join(word for word in words if isinstance(word, str))))
+def read_product() -> Product:
+    found = Product([], [], set())
+    for path, source in product():
+        texts = [text for node in ast.walk(ast.parse(source)) for text in _read(found, path, node)]
         tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        found += [(name, token.string) for token in tokens if token.type == tokenize.COMMENT]
-    return tuple((name, text) for name, text in found if len(text.split()) > 2)
+        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+        found.texts.extend((path, text) for text in texts if len(text.split()) > 2)
+    return found
+
+
+def _read(found: Product, path: str, node: ast.AST) -> Iterator[str]:
+    """Add the docstring and the names of a node; yield its texts."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        yield node.value.value
+    if isinstance(node, ast.Raise) or _logs(node):
+        words = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+        yield " ".join(word for word in words if isinstance(word, str))
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (doc := ast.get_docstring(node)):
+        found.docs.append(doc)
+    found.names.update((path, name) for name in _names(node))
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.keyword) and node.arg:
+        yield node.arg
 
 
 def _logs(node: ast.AST) -> bool:
@@ -82,26 +110,21 @@ def _logs(node: ast.AST) -> bool:
 
 
 def matching(pattern: re.Pattern[str]) -> list[str]:
-    return [f"{name}: {' '.join(text.split())[:100]}" for name, text in texts() if pattern.search(text)]
+    return [f"{name}: {' '.join(text.split())[:100]}" for name, text in read_product().texts if pattern.search(text)]
 
 
 def test_at_most_5_texts_in_1000_use_dialect_words() -> None:
     found = matching(DIALECT)
-    assert 1000 * len(found) / len(texts()) <= 5, "\n".join(found)
+    assert 1000 * len(found) / len(read_product().texts) <= 5, "\n".join(found)
 
 
 def test_at_most_50_texts_in_1000_match_riddle_patterns() -> None:
     found = matching(RIDDLES)
-    assert 1000 * len(found) / len(texts()) <= 50, "\n".join(found)
+    assert 1000 * len(found) / len(read_product().texts) <= 50, "\n".join(found)
 
 
 def test_function_docstrings_start_with_a_verb() -> None:
-    docs = [
-        doc
-        for _, source in product()
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (doc := ast.get_docstring(node))
-    ]
+    docs = read_product().docs
     found = [doc for doc in docs if doc.split()[0] in OPENINGS]
     assert len(found) <= 0.03 * len(docs), "\n".join(found)
 
@@ -138,24 +161,8 @@ REPLACED = frozenset(
 )
 
 
-def names() -> Iterator[tuple[str, str]]:
-    """Yield path and name of everything that the product defines: classes, functions, parameters, fields, variables."""
-    for path, source in product():
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield path, node.name
-            elif isinstance(node, ast.arg):
-                yield path, node.arg
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                yield path, node.id
-            elif isinstance(node, ast.Attribute):
-                yield path, node.attr
-            elif isinstance(node, ast.keyword) and node.arg:
-                yield path, node.arg
-
-
 def test_no_replaced_name_is_defined_or_used() -> None:
-    assert {(path, name) for path, name in names() if name.lower().replace("_", "") in REPLACED} == set()
+    assert {(path, name) for path, name in read_product().names if name.lower().replace("_", "") in REPLACED} == set()
 
 
 def test_no_key_or_column_has_a_replaced_name() -> None:
