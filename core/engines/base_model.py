@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import orjson
+
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import local_model
@@ -13,6 +15,8 @@ from treadle.core.tables import MODEL_FOLDER
 
 _SMALL_FILE_BYTES = 1 << 20
 """Files up to this size are hashed completely, larger ones by this much at either end."""
+_LONGEST_WINDOW = 1 << 24
+"""Tokenizers without a limit name numbers such as 10**30."""
 
 
 def base_model(model: str, checkpoints: tuple[Rows, ...], notify: Notify = quiet, *, key: str) -> Path | str:
@@ -45,3 +49,16 @@ def folder_digest(model: str) -> str:
                 file.seek(-min(_SMALL_FILE_BYTES, size), 2)
                 digest.update(file.read())
     return digest.hexdigest()
+
+
+def context_window(folder: Path) -> int | None:
+    """Return the most tokens that the model of a folder reads, as far as its files say; None if they do not."""
+    found = []
+    for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+        try:
+            value = orjson.loads((folder / name).read_bytes()).get(key)
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(value, int) and 0 < value < _LONGEST_WINDOW:
+            found.append(value)
+    return min(found, default=None)

@@ -22,14 +22,13 @@ from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.transcript import Transcript
 from treadle.core.chat import ChatTokenizer
 from treadle.core.chat_turns import text_after_turn
+from treadle.core.engines.base_model import context_window
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ConfigError
 from treadle.datagen.sft_rows.encoding import Turns, system_spans
 
 _CHECKED = "40617"
-_LONGEST_WINDOW = 1 << 24
-"""Tokenizers without a limit name numbers such as 10**30."""
 
 
 class NotGivenBack(Exception):
@@ -158,16 +157,3 @@ def check_student(tokenizer: ChatTokenizer, prompts: Mapping[str, Sequence[Mappi
                 )
         if messages is None:
             tokenizer.reply_ids([{"role": "user", "content": _CHECKED}])
-
-
-def context_window(folder: Path) -> int | None:
-    """Return the most tokens that the model of a folder reads, as far as its files say; None if they do not."""
-    found = []
-    for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
-        try:
-            value = orjson.loads((folder / name).read_bytes()).get(key)
-        except (OSError, ValueError, AttributeError):
-            continue
-        if isinstance(value, int) and 0 < value < _LONGEST_WINDOW:
-            found.append(value)
-    return min(found, default=None)

@@ -24,7 +24,7 @@ SUMMARY_TOKENS = ("summarizer_prompt_tokens", "summarizer_completion_tokens")
 def charge_earlier(budget: TokenBudget, journal: JournalView, settings: RolloutsSettings, keys: Iterable[str]) -> None:
     """Charge a budget with what rollouts have used so far, including those that were interrupted."""
     for key in keys:
-        policy_tokens, summarizer_tokens = _used(journal, key)
+        policy_tokens, summarizer_tokens = used_tokens(journal, key)
         budget.count(settings.model, *policy_tokens)
         if settings.summarizer is not None:
             budget.count(settings.summarizer, *summarizer_tokens)
@@ -33,7 +33,7 @@ def charge_earlier(budget: TokenBudget, journal: JournalView, settings: Rollouts
                 budget.count(settings.roles[role].model, *tokens)
 
 
-def _used(journal: JournalView, key: str) -> tuple[tuple[int, int], tuple[int, int]]:
+def used_tokens(journal: JournalView, key: str) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return prompt and sampled tokens of a rollout so far: those of its policy, and those of its summarizer."""
     if journal.is_finished(key):
         stored = orjson.loads(journal.finished(key))

@@ -10,6 +10,7 @@ from treadle.core.engines.config import TutorServer
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Stage, StageContext, WorkResult
+from treadle.rl.advantages.figures import advantages_report
 from treadle.rl.advantages.settings import AdvantagesOptions, AdvantagesSettings
 from treadle.rl.dpo.instances import CRITIC, aggregate_of
 from treadle.rl.preferences.entry import policy_checkpoint, policy_rollouts
@@ -106,6 +107,7 @@ ADVANTAGES = StageEntry(
     settings=_settings,
     inputs=_inputs,
     models=_models,
+    report=advantages_report,
     description="Score candidates for turns by the critic; needs servers that return log-probabilities of prompts.",
     on_gpu=True,
 )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from treadle.core.runs.stage import StageContext
 from treadle.core.work_clock import timed_work
 from treadle.rl.advantages.best_of import BestOf, held_out_rollouts
 from treadle.rl.advantages.settings import AdvantagesSettings
-from treadle.rl.advantages.teacher_forcing import ScoredSpan, ScoringRole, TeacherForcing
+from treadle.rl.advantages.teacher_forcing import ScoredSpan, ScoringRole, TeacherForcing, WindowTooSmall
 from treadle.rl.preferences.aggregates import advantage
 from treadle.rl.preferences.critic_prompts import HiddenStatements, PromptRenderer
 from treadle.rl.preferences.tables import ADVANTAGES
@@ -86,16 +87,32 @@ class AdvantagesRun(JobStage[ScoredTurn]):
             for role, context in contexts.items()
             for row in different.values()
         ]
-        with timed_work() as clock:
-            deadline = clock.time() + self._settings.options.turn_time_s
-            scored = await asyncio.gather(
-                *(self._forcing.score(role, span, cache=cache, deadline=deadline) for role, span in asked)
-            )
+        try:
+            for role, span in asked:
+                self._forcing.check(role, span)
+            with timed_work() as clock:
+                deadline = clock.time() + self._settings.options.turn_time_s
+                scored = await asyncio.gather(
+                    *(self._forcing.score(role, span, cache=cache, deadline=deadline) for role, span in asked)
+                )
+        except WindowTooSmall as error:
+            self._leave_out(job, error)
+            return
         places = [(role, ids) for role in contexts for ids in different]
         totals = {place: total for place, (total, _) in zip(places, scored, strict=True)}
         sums = {role: [totals[role, _ids_of(row)] for row in job.candidates] for role in contexts}
         self._journal.finish(job.key, orjson.dumps({**sums, "prompt_tokens": sum(used for _, used in scored)}))
         self._context.progress.advance(1)
+
+    def _leave_out(self, job: ScoredTurn, error: WindowTooSmall) -> None:
+        """Finish a job without advantages: those of some of its candidates alone would rank the short ones only."""
+        left_out = {"left_out": error.reason, "why": str(error), "prompt_tokens": self._tokens_of_units(job.key)}
+        self._journal.finish(job.key, orjson.dumps(left_out))
+        self._context.progress.advance(1)
+
+    def _tokens_of_units(self, key: str) -> int:
+        units = (self._journal.get(key, unit) for unit in self._journal.units(key))
+        return sum(orjson.loads(value)[1] for value in units if value is not None)
 
     def _contexts(self, row: Mapping[str, Any]) -> dict[ScoringRole, list[int]]:
         """Return the token ids that critic and reference see before the candidates of a turn."""
@@ -114,9 +131,7 @@ class AdvantagesRun(JobStage[ScoredTurn]):
             if self._journal.is_finished(job.key):
                 self._budget.count(self._settings.critic, self._stored(job.key)["prompt_tokens"], 0)
             else:
-                for unit in self._journal.units(job.key):
-                    used = orjson.loads(self._journal.get(job.key, unit) or b"[0, 0]")[1]
-                    self._budget.count(self._settings.critic, used, 0)
+                self._budget.count(self._settings.critic, self._tokens_of_units(job.key), 0)
 
     def _jobs(self) -> Iterator[ScoredTurn]:
         yield from self._turns()
@@ -137,37 +152,48 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         """Write a row for each candidate and return the metrics; raise StageFailed if none is scored or all are 0."""
         self.check_pending()
         advantages: list[float] = []
-        num_turns = num_failed = 0
+        counts: Counter[str] = Counter()
+        first_why = ""
         best_of = BestOf()
         for job in self._jobs():
             if not self._journal.is_finished(job.key):
-                num_failed += 1
+                counts["failed_turns"] += 1
                 continue
+            stored = self._stored(job.key)
+            if "left_out" in stored:
+                counts[f"{'best_of.' if job.is_task else ''}left_out.{stored['left_out']}"] += 1
+                first_why = first_why or stored["why"]
+                continue
+            rows = list(self._rows(job, stored))
             if job.is_task:
-                scores = [row["advantage"] for row in self._rows(job, self._stored(job.key))]
-                best_of.add([row["reward"] for row in job.candidates], scores)
+                best_of.add([row["reward"] for row in job.candidates], [row["advantage"] for row in rows])
                 continue
-            rows = list(self._rows(job, self._stored(job.key)))
             self._context.write(ADVANTAGES.kind, rows)
             advantages += [row["advantage"] for row in rows]
-            num_turns += 1
+            counts["turns"] += 1
+        self._check(advantages, counts, first_why)
+        return {
+            "turns": counts.pop("turns"),
+            "candidates": len(advantages),
+            "mean_advantage": statistics.fmean(advantages),
+            "std_advantage": statistics.pstdev(advantages),
+            **dict(sorted(counts.items())),
+            **best_of.metrics(),
+        }
+
+    def _check(self, advantages: Sequence[float], counts: Counter[str], first_why: str) -> None:
+        """Raise StageFailed if there is no advantage, or if all are 0."""
         if not advantages:
+            left_out = "".join(f", {count:,} {name}" for name, count in sorted(counts.items()) if "left_out" in name)
             raise StageFailed(
-                f"{self._context.address}: no candidate is scored, {num_failed:,} turns failed; run again"
+                f"{self._context.address}: no candidate is scored, {counts['failed_turns']:,} turns failed{left_out}; "
+                f"{first_why or 'run again'}"
             )
         if not any(advantages):
             raise StageFailed(
                 f"{self._context.address}: all {len(advantages):,} advantages are 0: the critic is no other model than "
                 "the reference; check that `dpo@critic` trained it, and that the right checkpoint is served"
             )
-        return {
-            "turns": num_turns,
-            "candidates": len(advantages),
-            "mean_advantage": statistics.fmean(advantages),
-            "std_advantage": statistics.pstdev(advantages),
-            **({"failed_turns": num_failed} if num_failed else {}),
-            **best_of.metrics(),
-        }
 
     def _rows(self, job: ScoredTurn, stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for row, critic, reference in zip(job.candidates, stored["critic"], stored["reference"], strict=True):

@@ -14,13 +14,21 @@ import orjson
 from treadle.agent.call_cache import CallCache
 from treadle.agent.model_sessions import ModelSession, ModelSessions
 from treadle.core.chat import ChatTokenizer
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, ContextTooLong, TreadleError
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.types import CompletionRequest
 
 ScoringRole = Literal["critic", "reference"]
 
 _ONE_TOKEN = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
+
+
+class WindowTooSmall(TreadleError):
+    """Context window that has no room for the ids to score; `reason` names whose it is, for counts."""
+
+    def __init__(self, role: ScoringRole, model: str, turn: str, why: str) -> None:
+        super().__init__(f"models.{model}: the {role} cannot score turn {turn}: {why}; raise max_model_len")
+        self.reason = f"{role}_window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +88,32 @@ class TeacherForcing:
         assert isinstance(tokenizer, ChatTokenizer)
         return tokenizer
 
+    def check(self, role: ScoringRole, span: ScoredSpan) -> None:
+        """Raise WindowTooSmall if the window of a server is known, and has no room for the ids and one more."""
+        session, needed = self.sessions[role], len(span.context) + len(span.ids) + 1
+        window = session.facts.max_model_len
+        if window is not None and needed > window:
+            raise WindowTooSmall(
+                role, session.name, span.turn, f"{needed:,} tokens are needed, and its server has {window:,}"
+            )
+
     async def score(
         self, role: ScoringRole, span: ScoredSpan, *, cache: CallCache, deadline: float
     ) -> tuple[float, int]:
         """Return the summed log-probability of the ids that count, in nats, and the number of tokens that it took.
 
-        Raises ConfigError if the window of the server is too small, and ModelError.
+        Raises WindowTooSmall if the window of the server is too small, and ModelError.
         """
         if (known := cache.get(span.unit)) is not None:
             total, used = orjson.loads(known)
             return total, used
         session, prompt = self.sessions[role], [*span.context, *span.ids]
-        window = session.facts.max_model_len
-        if window is not None and len(prompt) >= window:
-            raise ConfigError(
-                f"models.{session.name}: the {role} needs a window of {len(prompt) + 1:,} tokens for turn "
-                f"{span.turn}, but its server has {window:,}; raise max_model_len"
-            )
+        self.check(role, span)
         request = CompletionRequest(prompt, 1, _ONE_TOKEN, (), 0, scores_prompt=True)
-        done = await session.meter.complete(request, session=f"{role} {span.turn}", deadline=deadline)
+        try:
+            done = await session.meter.complete(request, session=f"{role} {span.turn}", deadline=deadline)
+        except ContextTooLong as error:
+            raise WindowTooSmall(role, session.name, span.turn, str(error)) from error
         assert done.prompt_logprobs is not None
         own = done.prompt_logprobs[len(span.context) - 1 :]
         total = sum(logprob for logprob, kept in zip(own, span.mask, strict=True) if kept)

@@ -7,6 +7,7 @@ from typing import Any
 
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Stage, StageContext, WorkResult
+from treadle.rl.candidates.figures import candidates_report
 from treadle.rl.candidates.settings import CandidatesOptions, CandidatesSettings
 from treadle.rl.preferences.entry import policy_checkpoint, policy_rollouts
 from treadle.rl.preferences.tables import CANDIDATES as CANDIDATES_TABLE
@@ -67,6 +68,7 @@ CANDIDATES = StageEntry(
     table=CandidatesOptions,
     settings=_settings,
     inputs=_inputs,
+    report=candidates_report,
     description="Sample alternatives for the turns of the policy's rollouts.",
     on_gpu=True,
 )

@@ -17,7 +17,7 @@ from treadle.agent.call_cache import JournalCache
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.jobs.stage import JobStage
 from treadle.agent.model_sessions import ModelSession, ModelSessions, check_sampling
-from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.errors import ConfigError, ContextTooLong, StageFailed
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.runs.stage import StageContext
 from treadle.core.seeds import derive_seed
@@ -84,7 +84,10 @@ class CandidatesRun(JobStage[TurnJob]):
         if max_tokens < 1:
             return []
         numbers = range(options.num_candidates)
-        return await asyncio.gather(*(self._complete(job, number, max_tokens, deadline) for number in numbers))
+        try:
+            return await asyncio.gather(*(self._complete(job, number, max_tokens, deadline) for number in numbers))
+        except ContextTooLong:
+            return []
 
     async def _complete(self, job: TurnJob, number: int, max_tokens: int, deadline: float) -> Completion:
         assert self._session is not None

@@ -11,6 +11,7 @@ from treadle.core.plots import COLOUR, WARM, draw_svg
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.rl.dpo.tables import PAIR_LOG
+from treadle.rl.preferences.left_out import left_out_sentences
 from treadle.stages.report import StageReport, telemetry_rows
 
 _PANELS = ("loss", "accuracy", "margin")
@@ -47,6 +48,7 @@ def dpo_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettings
             f"Of {metrics['held_out_pairs']:,} held-out pairs, {metrics['held_out_right']:,} are in the right order "
             f"({metrics['held_out_accuracy']:.1%}), with a mean margin of {metrics['held_out_margin']:.4g}."
         )
+    sentences += left_out_sentences(metrics, "pairs")
     log = telemetry_rows(record, run, PAIR_LOG.kind)
     held_out = [row for row in log if row["split"] == "heldout"]
     rows = tuple(

@@ -79,8 +79,12 @@ def split_pairs(tasks: Sequence[str], share: float, how: str, seed: int) -> froz
 class PairStore:
     """Reader of the pairs of an instance, which selects them and stores them for the engine."""
 
-    def __init__(self, settings: DpoSettings, tables: Sequence[Rows], address: str) -> None:
+    def __init__(
+        self, settings: DpoSettings, tables: Sequence[Rows], address: str, window_tokens: int | None = None
+    ) -> None:
+        """Set up a reader; `window_tokens` is the context window of the model, None if it is not known."""
         self._settings = settings
+        self._window_tokens = window_tokens
         self._options: DpoOptions = settings.options
         self._tables = tables
         self._address = address
@@ -96,6 +100,8 @@ class PairStore:
                 )
             if self._options.max_tokens is not None and _length(row) > self._options.max_tokens:
                 left_out["too_long"] += 1
+            elif self._window_tokens is not None and _length(row) > self._window_tokens:
+                left_out["over_window"] += 1
             else:
                 places.append((place, row["pair_key"]))
                 tasks.append(row["question_key"])

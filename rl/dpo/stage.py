@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from treadle.core.chat import ChatTokenizer
-from treadle.core.engines.base_model import base_model
+from treadle.core.engines.base_model import base_model, context_window
 from treadle.core.engines.training import EngineOptions, find_machine
 from treadle.core.engines.training_run import StepProgress, TrainingListener
 from treadle.core.errors import ConfigError
@@ -55,7 +55,8 @@ class DpoRun:
         """Train or resume training, check the model, then write the checkpoint and its tables."""
         base = base_model(self._options.model, self._context.inputs.get("checkpoint", ()), _log.info, key="dpo.model")
         address = str(self._context.address)
-        pairs = PairStore(self._settings, self._context.inputs["preferences"], address)
+        window_tokens = context_window(base) if isinstance(base, Path) else None
+        pairs = PairStore(self._settings, self._context.inputs["preferences"], address, window_tokens)
         selection = pairs.select()
         pairs.store(self._folder.parquet, selection)
         if isinstance(base, Path):

@@ -11,6 +11,7 @@ from treadle.core.figures import Figures
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
+from treadle.rl.preferences.left_out import left_out_sentences
 from treadle.stages.report import StageReport
 
 Verdict = tuple[float, bool]
@@ -82,6 +83,7 @@ def guided_report(record: StageRecord, run: Run, models: Mapping[str, ModelSetti
         f"Each turn is the best of {num_candidates:,} candidates by the critic, which sees hidden information: a "
         "diagnostic of the critic, not a policy."
     ]
+    sentences += left_out_sentences(metrics, "rollouts")
     rows = [_row(f"best of {num_candidates:,} per turn", metrics["tasks"], metrics, "")]
     if "gain" in metrics:
         error = f" (standard error {metrics['gain_error']:.4f})" if "gain_error" in metrics else ""

@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
+
 from treadle.agent.call_cache import CallCache
 from treadle.agent.contract import EpisodeOptions, Task
 from treadle.agent.model_sessions import ModelSessions
@@ -17,7 +19,8 @@ from treadle.core.runs.stage import StageContext
 from treadle.environments.rollouts.jobs import RolloutJob
 from treadle.environments.rollouts.rows import group_seed
 from treadle.environments.rollouts.run import RolloutsRun
-from treadle.rl.advantages.teacher_forcing import TeacherForcing
+from treadle.environments.rollouts.usage import TOKENS, used_tokens
+from treadle.rl.advantages.teacher_forcing import TeacherForcing, WindowTooSmall
 from treadle.rl.guided.settings import GuidedSettings
 from treadle.rl.guided.turns import Guide, GuidedTurns, choices_of, guide_tokens
 from treadle.rl.guided.writing import GuidedRows
@@ -56,6 +59,25 @@ class GuidedRun(RolloutsRun):
                 keys = frozenset(job.question["question_key"] for job in self._jobs())
                 self._statements = HiddenStatements(settings, self._context.inputs["questions"], keys)
             yield
+
+    async def _run_job(self, job: RolloutJob) -> None:
+        try:
+            await super()._run_job(job)
+        except WindowTooSmall as error:
+            self._leave_out(job, error)
+
+    def _leave_out(self, job: RolloutJob, error: WindowTooSmall) -> None:
+        """Finish a rollout without a row: no turn may be chosen that the critic has not seen."""
+        tokens, _ = used_tokens(self._journal, job.key)
+        stored = {
+            "left_out": error.reason,
+            "why": str(error),
+            "row": {"num_turns": 0, **dict(zip(TOKENS, tokens, strict=True))},
+            "telemetry": {},
+            "guide_tokens": list(guide_tokens(self._units(job.key))),
+        }
+        self._journal.finish(job.key, orjson.dumps(stored))
+        self._context.progress.advance(1)
 
     async def _roll_out(self, job: RolloutJob, seed: int, cache: CallCache, deadline: float) -> Trajectory:
         assert self._open is not None and self._guide is not None

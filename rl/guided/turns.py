@@ -94,7 +94,7 @@ class GuidedTurns:
     async def _advantages(
         self, request: CompletionRequest, candidates: Mapping[int, Mapping[str, Any]], deadline: float
     ) -> dict[int, float]:
-        """Return the advantage of each candidate, by its number."""
+        """Return the advantage of each candidate, by its number. Raises WindowTooSmall."""
         plain = list(request.prompt)
         told = [*self._told, *plain[len(self._plain) :]]
         contexts: dict[ScoringRole, list[Any]] = {
@@ -102,12 +102,17 @@ class GuidedTurns:
             "reference": told if self.guide.is_conditioned else plain,
         }
 
-        async def total(role: ScoringRole, number: int) -> float:
+        def span_of(role: ScoringRole, number: int) -> ScoredSpan:
             one, unit = candidates[number], f"{role}-{request.seed}-{number}"
-            span = ScoredSpan(contexts[role], one["ids"], one["mask"], str(request.seed), unit)
+            return ScoredSpan(contexts[role], one["ids"], one["mask"], str(request.seed), unit)
+
+        async def total(role: ScoringRole, number: int) -> float:
+            span = span_of(role, number)
             found, _ = await self.guide.forcing.score(role, span, cache=self.cache, deadline=deadline)
             return found
 
+        for role, number in ((role, number) for role in contexts for number in candidates):
+            self.guide.forcing.check(role, span_of(role, number))
         sums = await asyncio.gather(*(total(role, number) for role in contexts for number in candidates))
         both = zip(candidates.items(), sums[: len(candidates)], sums[len(candidates) :], strict=True)
         return {

@@ -43,10 +43,11 @@ class GuidedRows:
             self._context.write(GUIDED_ROLLOUTS.kind, batch)
         counts, without = self._counts, self._verdicts.num_without
         if not self._verdicts.tasks:
+            left_out = sum(count for name, count in counts.items() if name.startswith("left_out."))
             raise StageFailed(
                 f"{self._context.address}: none of {counts['rollouts']:,} rollouts has a score, "
-                f"{counts['failed_rollouts']:,} failed; first error: {self._first_error}; correct the scorer of these "
-                "tasks, or run again"
+                f"{counts['failed_rollouts']:,} failed, {left_out:,} are left out; first error: {self._first_error}; "
+                "correct the scorer of these tasks, or run again"
             )
         return {
             "num_candidates": self._settings.options.num_candidates,
@@ -62,6 +63,10 @@ class GuidedRows:
                 self._counts["failed_rollouts"] += 1
                 continue
             stored = orjson.loads(self._context.journal.finished(job.key))
+            if "left_out" in stored:
+                self._counts[f"left_out.{stored['left_out']}"] += 1
+                self._first_error = self._first_error or stored["why"]
+                continue
             row, choices = stored["row"], stored["choices"]
             num_scored = sum(bool(one["scored"]) for one in choices)
             self._counts.update(rollouts=1, turns=len(choices), scored_turns=num_scored)

@@ -28,7 +28,10 @@ def program_in(text: str, function: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     name = re.escape(function) or r"[A-Za-z_]\w*"
     begins = rf"^([ \t]+)(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))"
-    indents = list(dict.fromkeys(re.findall(begins, text, re.MULTILINE)))[:MAX_INDENTS]
+    # The smallest first, since a class may have a method of this name.
+    indents = sorted(set(re.findall(begins, text, re.MULTILINE)), key=lambda indent: (len(indent), indent))[
+        :MAX_INDENTS
+    ]
     for lines in (text.lstrip(" \t").split("\n"), text.split("\n"), *(outdented(text, one) for one in indents)):
         program = without_prose(lines)
         if program is not None and program.body and defines(program, function):
@@ -37,8 +40,9 @@ def program_in(text: str, function: str) -> str:
 
 
 def outdented(text: str, indent: str) -> list[str]:
-    """Return the lines that are indented, without that; others are left out."""
-    return [line[len(indent) :] if line.startswith(indent) else "" for line in text.split("\n")]
+    """Return the lines that are indented, without that, and empty ones; others are left out."""
+    lines = text.split("\n")
+    return [line.removeprefix(indent) if line.startswith(indent) or not line.strip() else "" for line in lines]
 
 
 def without_prose(lines: list[str]) -> ast.Module | None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.preferences.bench import Bench, likes_ones
 from support.preferences.desk import CANARY, Desk
 from support.preferences.table_server import TableScript
-from support.servers.scripted_server import served
+from support.servers.scripted_server import Fault, Item, RecordedRequest, served
 from support.tables.score_tables import NO_IDS, put_rows
 
 from treadle.core.errors import ArtifactError, BudgetExceeded, JobsPending, StageFailed
 from treadle.core.llm.config import Sampling
 from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.rl.advantages.figures import advantages_report
+from treadle.rl.candidates.figures import candidates_report
 from treadle.rl.preferences.tables import ADVANTAGES
 
 
@@ -180,6 +183,72 @@ def test_stage_without_a_usable_turn_fails(desk: Desk) -> None:
             StageFailed, match=r"4 rollouts of the split train have no turn with token ids \(no_ids 4\)"
         ):
             Bench(desk, server, server).candidates()
+
+
+def test_turn_that_the_critic_cannot_read_whole_is_left_out_and_counted(desk: Desk) -> None:
+    critic = TableScript(desk.tokenizer, likes_ones)
+    with served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server:
+        with served(critic, codec=desk.tokenizer) as other:
+            bench = Bench(desk, server, other)
+            bench.candidates()
+            bench.advantages(best_of=True)
+            whole = [prompt for prompt in critic.seen if f"{CANARY} 13." in desk.tokenizer.decode(prompt)]
+            critic.seen.clear()
+            before = bench.advantages().metrics
+        rows = {(row["turn_key"], row["candidate"]): row for row in desk.rows("1/advantages", "advantages")}
+        lengths = sorted({len(prompt) for prompt in critic.seen})
+        limit = max(map(len, whole))
+        assert lengths[0] < limit < lengths[-1]
+        critic.seen.clear()
+        with served(critic, codec=desk.tokenizer, max_model_len=limit) as small:
+            record = Bench(desk, server, small).advantages(best_of=True)
+        left = desk.rows("1/advantages", "advantages")
+        num_left_out = record.metrics["left_out.critic_window"]
+        assert record.metrics["best_of.left_out.critic_window"] == 1 and "best_of.tasks" not in record.metrics
+        assert num_left_out > 0 and record.metrics["turns"] + num_left_out == before["turns"]
+        assert left == [rows[row["turn_key"], row["candidate"]] for row in left], "values of others are the same"
+        assert {len(prompt) for prompt in critic.seen} < set(lengths), "nothing is asked about a turn that is left out"
+        said = advantages_report(record, desk.run, {}).sentences
+        assert said[1].startswith(f"{num_left_out} turns left out (critic_window): their prompts, with what")
+        assert said[2].startswith("1 tasks of the best of N left out (critic_window)")
+        assert desk.pairs("turn").metrics["left_out.not_scored"] >= 4 * num_left_out
+        with (
+            served(critic, codec=desk.tokenizer, max_model_len=lengths[0]) as none,
+            pytest.raises(StageFailed, match=r"0 turns failed, \d+ left_out.critic_window; models.critic: the critic"),
+        ):
+            Bench(desk, server, none).advantages()
+
+
+def test_window_that_only_the_server_knows_leaves_turns_out(desk: Desk) -> None:
+    refused: list[str] = []
+    rollouts = [row for row in desk.rows("1/rollouts@base", "rollouts") if row["question_key"] != "c"]
+    samples = [row["samples"][0] for row in rollouts]
+    limit = max(len(one["prompt_ids"]) + start for one in samples for start in one["turn_starts"]) - 1
+
+    def cannot_read(script: TableScript, key: str) -> Callable[[RecordedRequest], Item]:
+        def answer(request: RecordedRequest) -> Item:
+            is_asked = isinstance(request.prompt, list) and ("prompt_logprobs" in request.body) == (key == "critic")
+            if is_asked and len(request.prompt) > limit:
+                refused.append(key)
+                return Fault.too_long()
+            return script(request)
+
+        return answer
+
+    policy = cannot_read(TableScript(desk.tokenizer), "policy")
+    with served(policy, codec=desk.tokenizer, max_model_len=None) as server:
+        record = Bench(desk, server, server).candidates()
+    num_full = record.metrics["full_contexts"]
+    assert 0 < num_full < record.metrics["turns"] and "policy" in refused
+    assert f"{num_full} turns have no candidates" in candidates_report(record, desk.run, {}).sentences[1]
+    limit = max(len(row["prompt_ids"]) for row in desk.rows("1/candidates", "candidates"))
+    critic = cannot_read(TableScript(desk.tokenizer, likes_ones), "critic")
+    with (
+        served(TableScript(desk.tokenizer), codec=desk.tokenizer) as server,
+        served(critic, codec=desk.tokenizer, max_model_len=None) as other,
+    ):
+        metrics = Bench(desk, server, other).advantages().metrics
+    assert metrics["left_out.critic_window"] > 0 and metrics["turns"] > 0 and "critic" in refused
 
 
 def test_advantages_of_other_candidates_are_refused_and_missing_ones_counted(desk: Desk) -> None:

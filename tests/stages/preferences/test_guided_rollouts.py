@@ -229,6 +229,54 @@ def test_rollouts_without_scores_fail_the_stage(tmp_path: Path) -> None:
     with (
         served(policy, codec=desk.tokenizer) as server,
         served(critic, codec=desk.tokenizer) as other,
-        pytest.raises(StageFailed, match="none of 1 rollouts has a score, 0 failed; first error: ValueError: no scale"),
+        pytest.raises(
+            StageFailed,
+            match="none of 1 rollouts has a score, 0 failed, 0 are left out; first error: .* no scale",
+        ),
     ):
         Bench(desk, server, other).guided(num_candidates=2)
+
+
+class ShortKnower(Knower):
+    """A critic whose window is too small for tasks with some of the numbers."""
+
+    def __init__(self, tokenizer: ChatTokenizer, numbers: set[int]) -> None:
+        super().__init__(tokenizer)
+        self._too_long = numbers
+
+    def scores(self, request: RecordedRequest) -> Item:
+        told = re.search(rf"{CANARY} (\d+)\.", request.text)
+        return Fault.too_long() if told and int(told[1]) in self._too_long else super().scores(request)
+
+
+def test_rollout_that_the_critic_cannot_read_is_left_out_and_counted(desk: Desk) -> None:
+    policy, critic = Guesser(desk.tokenizer), ShortKnower(desk.tokenizer, {3})
+    limits = {"num_candidates": 4, "max_concurrent": 1}
+    with (
+        served(policy, codec=desk.tokenizer) as server,
+        served(critic, codec=desk.tokenizer, max_model_len=None) as other,
+    ):
+        bench = Bench(desk, server, other, force=False)
+        with pytest.raises(BudgetExceeded):
+            bench.guided(max_total_tokens=1200, **limits)
+        asked = Counter((request.body["seed"], request.text) for request in policy.sampled)
+        record = bench.guided(**limits)
+        again = Counter((request.body["seed"], request.text) for request in policy.sampled)
+    assert asked and set(again.values()) == {1}, "what is left out stays so, and is asked nothing more"
+    (row,) = desk.rows("1/guided_rollouts", "guided_rollouts")
+    assert row["question_key"] == "b" and record.metrics["left_out.critic_window"] == 1
+    assert record.metrics["tasks"] == 1 and record.metrics["common.tasks"] == 1
+    assert any(
+        one.startswith("1 rollouts left out (critic_window)") for one in guided_report(record, desk.run, {}).sentences
+    )
+
+
+def test_guided_rollouts_that_are_all_left_out_fail_the_stage(desk: Desk) -> None:
+    policy, critic = Guesser(desk.tokenizer), Knower(desk.tokenizer)
+    with (
+        served(policy, codec=desk.tokenizer) as server,
+        served(critic, codec=desk.tokenizer, max_model_len=80) as other,
+        pytest.raises(StageFailed, match=r"2 are left out; first error: models.critic: the critic cannot score turn"),
+    ):
+        Bench(desk, server, other).guided(num_candidates=4)
+    assert not critic.scored

@@ -88,6 +88,15 @@ def test_share_of_equal_results_counts_and_each_test_is_told(scorers: OpenScorer
     assert all(row["error"].startswith("SyntaxError") for row in json.loads(wrong.detail))
 
 
+def test_prose_around_bare_code_costs_the_published_profile_alone(scorers: OpenScorers) -> None:
+    answers = [f"It doubles:\n\n{DOUBLE}\n\nNote: this returns 2x.", f"{DOUBLE}\n```\nDone."]
+    for scorer, expected in (("strict", [1, 1]), ("legacy", [0, 0])):
+        assert [one.score for one in scored(scorers, answers, scorer=scorer)] == expected, scorer
+    equal = "from collections import deque\ndef f(x):\n    return deque([range(x, 6, 2)]) if x == 1 else 4.0"
+    other = equal.replace("6, 2", "7, 2").replace("4.0", "2 + 2")
+    assert scored(scorers, [other], equal)[0].score == 1, "both ranges are 1, 3 and 5"
+
+
 @pytest.mark.covers("sweet-12")
 def test_strict_profile_knows_the_whole_program_and_legacy_only_the_function(scorers: OpenScorers) -> None:
     programs = (TOP_IMPORT, HELPER, RECURSION, INNER_IMPORT)

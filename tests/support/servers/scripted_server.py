@@ -130,7 +130,7 @@ class ScriptedServer:
         *,
         model: str = "scripted",
         codec: Codec | None = None,
-        max_model_len: int = 4096,
+        max_model_len: int | None = 4096,
         ids: bool = True,
         port: int = 0,
         silent: asyncio.Event | None = None,

@@ -40,6 +40,7 @@ def record(address: str, metrics: dict[str, Any], **more: Any) -> StageRecord:
         ("1/pools", 1, "pools/num_right"),
         ("2/pools", 2, "pools/num_right"),
         ("2/scores@base", 2, "scores/base/num_right"),
+        ("1/dpo@critic", 1, "dpo/critic/num_right"),
         ("1/rl@phase-3", 3, "rl/num_right"),
         ("2/rl@phase-1", 1, "iteration-2/rl/num_right"),
     ],

@@ -102,6 +102,19 @@ def test_checkpoint_log_and_report_are_those_of_the_training(
     assert "/here" not in (rows.folder("model").parent / "plan.json").read_text()
 
 
+def test_pairs_beyond_the_window_of_the_model_are_left_out_and_reported(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "config.json").write_text('{"max_position_embeddings": 8}')
+    monkeypatch.setattr(stage, "train_on_pairs", Engine(base))
+    run, record = train(tmp_path, base, holdout_share=0.0, max_rows=4)
+    assert (record.metrics["rows"], record.metrics["longest_row"] <= 8) == (4, True)
+    assert dpo_report(record, run, {}).sentences[-2:] == [
+        "2 pairs left out (over_limit): max_rows allows no more.",
+        "2 pairs left out (over_window): they are longer than the context window of the model.",
+    ]
+
+
 def test_pairs_of_another_tokenizer_are_refused(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "train_on_pairs", lambda *_, **__: pytest.fail("it was trained"))
     other = write_byte_tokenizer(tmp_path / "other")

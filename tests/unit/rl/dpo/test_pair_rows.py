@@ -91,6 +91,19 @@ def test_policy_is_never_trained_on_hidden_information(tmp_path: Path) -> None:
     assert len(store(tmp_path / "b", rows, is_critic=True, holdout_share=0).select().train) == 2
 
 
+def test_pairs_longer_than_the_window_of_the_model_are_left_out(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    longer = pair_row(1, rejected_ids=[5, 6, 7, 8], rejected_mask=[1] * 4, rejected_turns=[4])
+    put_rows(run, "1/preferences@turn", PREFERENCES, [pair_row(0), longer])
+    record = run.record(Address.parse("1/preferences@turn"))
+    assert record is not None
+    settings, tables = DpoSettings(options=DpoOptions(holdout_share=0)), [run.rows(record.outputs["preferences"])]
+    selection = PairStore(settings, tables, "1/dpo@policy", window_tokens=5).select()
+    assert len(selection.train) == 1 and selection.left_out == Counter(over_window=1)
+    with pytest.raises(StageFailed, match="over_window 2"):
+        PairStore(settings, tables, "1/dpo@policy", window_tokens=2).select()
+
+
 def test_no_pair_left_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match=r"no pair is left to train on \(too_long 1\)"):
         store(tmp_path, [pair_row(0)], max_tokens=1).select()

@@ -69,6 +69,7 @@ def program_of(answer: str, function: str = "f") -> str:
         f"Code\n\n{textwrap.indent(CODE, '    ')}\nIt returns\n  - what it gets",
         f"If you like:\n{CODE}\nif possible:",
         f"{CODE}\n  * works\n  * is fast",
+        f"\n    class A:\n        def f(self):\n            pass\n{textwrap.indent(CODE, '    ')}",
         "def f(x):\n    return g(x)\n\nWith a helper:\n\ndef g(x):\n    return x\n",
     ],
 )
@@ -105,7 +106,7 @@ STATEMENTS = (
     "import math",
     "from collections import (\nOrderedDict,\n    deque,\n)",
     "import os.path as p; q = p.join",
-    'TEXT = """\nThis is no prose, is it?\n    ~ it is not\n\t \n"""',
+    'TEXT = """\nThis is no prose, is it?\n    ~ it is not\n\n  \t:\n"""',
     "TABLE = {\n'a': [1,\n2],\n}",
     "limit: int = 3",
     "@staticmethod\ndef helper(a, *b, c=(1, 2), **d):\n    'Do: add.'\n\n    # a comment\n    return a + \\\n c[0]",
