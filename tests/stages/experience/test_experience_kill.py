@@ -36,7 +36,7 @@ NUM_TASKS = 10
 POINTS = 4 * NUM_TASKS
 """A summary and three verdicts for each task."""
 REQUEST_TIME_S = 5.0
-OUTAGE_S = 4.0
+OUTAGE_S = 6.0
 """After which a model that stands still is given up, if it is to be noticed."""
 
 
@@ -110,9 +110,9 @@ async def test_stopped_stage_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Iterator[ScriptProcess]:
-    """Yield a model in a process of its own, which stops itself at half of the requests, with some on the wire."""
+    """Yield a model in a process of its own, which stops itself near the end, with requests on the wire."""
     with script_process(tmp_path / "requests.log", "support.experience.desk:SERVED") as process:
-        process.freeze_after(POINTS // 2)
+        process.freeze_after(POINTS - 6)
         yield process
 
 

@@ -24,8 +24,10 @@ NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "1"))
 KILLS_PER_RUN = 8
 TIME_S = 6.0
 """Of a rollout and of a summary."""
-OUTAGE_S = 4.0
+OUTAGE_S = 8.0
 """After which a server that stands still is given up, if it is to be noticed."""
+LIMIT_S = 600.0
+"""Only a run that hangs takes longer."""
 AT_ONCE = 2
 RUN = ("run", "explore.toml", "--run", "explored")
 RECIPE = """
@@ -136,7 +138,7 @@ def test_killed_explorations_pay_for_nothing_twice(tmp_path: Path, models: Model
         for life in range(min(KILLS_PER_RUN, NUM_KILLS - killed)):
             limit = models.num_asked() + AT_ONCE + 2 + (5 * number + 3 * life) % 11
             with desk.started(*RUN) as process:
-                until(lambda end=limit, at=process: models.num_asked() >= end or at.poll() is not None, "work", 120.0)
+                until(lambda end=limit, at=process: models.num_asked() >= end or at.poll() is not None, "work", LIMIT_S)
                 process.kill()
                 killed += process.wait() == -signal.SIGKILL
         desk.treadle(*RUN).succeeded()
@@ -158,13 +160,13 @@ def test_run_or_models_that_stand_still_change_nothing(tmp_path: Path, models: M
         models.process.freeze_after(calm.num_requests // 2)
     with desk.started(*RUN) as process:
         if thing == "run":
-            until(lambda: models.num_asked() >= calm.asked.total() // 2, "half of the requests", 120.0)
+            until(lambda: models.num_asked() >= calm.asked.total() // 2, "half of the requests", LIMIT_S)
             stand_still(process.pid, TIME_S + 1.0)
         else:
-            until(models.process.is_frozen, "the models stand still", 120.0)
+            until(models.process.is_frozen, "the models stand still", LIMIT_S)
             wait_out(TIME_S + 1.0)
             models.process.thaw()
-        desk.ended(process).succeeded()
+        desk.ended(process, LIMIT_S).succeeded()
     asked = models.taken()
     # Replies that had not come may be asked for again; those that had are not.
     assert asked.keys() == calm.asked.keys() and (asked - calm.asked).total() <= AT_ONCE
@@ -175,10 +177,10 @@ def test_models_that_stay_frozen_are_named_and_nothing_is_paid_for_twice(
     tmp_path: Path, models: Models, calm: Calm
 ) -> None:
     desk = desk_in(tmp_path / "desk", models, outage_wait_s=OUTAGE_S)
-    models.process.freeze_after(calm.num_requests - 6)
+    models.process.freeze_after(calm.num_requests - 4)
     with desk.started(*RUN) as process:
-        until(models.process.is_frozen, "the models stand still", 120.0)
-        ended = desk.ended(process)
+        until(models.process.is_frozen, "the models stand still", LIMIT_S)
+        ended = desk.ended(process, LIMIT_S)
     models.process.thaw()
     said = ended.failed(
         "1/exploration: ", "jobs could not be finished; first cause: models.", "run again to retry them"

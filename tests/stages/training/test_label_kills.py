@@ -157,10 +157,10 @@ def test_model_that_stays_frozen_is_named_and_labels_that_arrived_are_kept(
     model: ScriptProcess, tmp_path: Path
 ) -> None:
     url = model.urls["scripted"]
-    with labelling(url, tmp_path / "credit", outage_wait_s=2.0) as process:
+    with labelling(url, tmp_path / "credit", outage_wait_s=6.0) as process:
         _, errors = process.communicate()
     assert process.returncode == 1 and model.is_frozen()
-    assert errors.splitlines()[-1] == f"models.rl.credit: no endpoint answers: {url} (did not respond for 2 s)"
+    assert errors.splitlines()[-1] == f"models.rl.credit: no endpoint answers: {url} (did not respond for 6 s)"
     paid = cases_of(model)
     assert len(paid) == HALF
     model.thaw()
