@@ -21,7 +21,9 @@ _PAIRS = {
 def agreement_metrics(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how often grader and environment said the same, without `agreement` if there is no rollout of both.
 
-    `records` are those of finished calibrations, with `graded` and `scored`: right, wrong, or None without a verdict.
+    `balanced_agreement` counts the rollouts that the environment scored right, and those that it scored wrong, alike: a
+    grader that always says the same gets 0.5. It is left out if the environment scored all the same. `records` are
+    those of finished calibrations, with `graded` and `scored`: right, wrong, or None without a verdict.
     """
     counts: Counter[str] = Counter()
     for record in records:
@@ -29,15 +31,29 @@ def agreement_metrics(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         counts[_PAIRS.get(verdicts, "without_verdict")] += 1
     judged = sum(counts[name] for name in _PAIRS.values())
     agreed = counts["both_right"] + counts["both_wrong"]
+    num_right = counts["both_right"] + counts["environment_only"]
+    is_mixed = 0 < num_right < judged
+    shares = (counts["both_right"] / num_right, counts["both_wrong"] / (judged - num_right)) if is_mixed else ()
     return {
         **({"agreement": agreed / judged} if judged else {}),
+        **({"balanced_agreement": sum(shares) / 2} if is_mixed else {}),
         "calibration.rollouts": judged,
         **{f"calibration.{name}": counts[name] for name in (*_PAIRS.values(), "without_verdict")},
     }
 
 
+def scored_alike(metrics: Mapping[str, Any]) -> str | None:
+    """Return what the environment scored all rollouts of seed tasks, `right` or `wrong`; None if some of each."""
+    is_right = metrics["calibration.both_right"] + metrics["calibration.environment_only"] > 0
+    return None if "balanced_agreement" in metrics else "right" if is_right else "wrong"
+
+
 def check_agreement(address: Address, grader: str, metrics: Mapping[str, Any], least: float) -> None:
-    """Raise StageFailed if grader and environment agree on too few rollouts, or if both judged none."""
+    """Raise StageFailed if grader and environment agree on too few rollouts.
+
+    Also if no rollout has a verdict of both, and if the environment scored all the same: then a grader that always
+    says so would agree.
+    """
     if not least:
         return
     share, number = metrics.get("agreement"), metrics["calibration.rollouts"]
@@ -47,10 +63,18 @@ def check_agreement(address: Address, grader: str, metrics: Mapping[str, Any], l
             f"{address}: no rollout of a seed task has a verdict of both the grader {grader} and the environment; "
             f"raise exploration.calibration_tasks, or {remedy}"
         )
-    if share < least:
+    balanced = metrics.get("balanced_agreement", share)
+    if min(share, balanced) < least:
         raise StageFailed(
             f"{address}: the grader {grader} and the environment agree on {share:.0%} of {number} rollouts of seed "
-            f"tasks, less than exploration.min_agreement = {least:g}: right for the grader alone "
-            f"{metrics['calibration.grader_only']}, for the environment alone "
+            f"tasks ({balanced:.0%} if right and wrong ones count alike), less than exploration.min_agreement = "
+            f"{least:g}: right for the grader alone {metrics['calibration.grader_only']}, for the environment alone "
             f"{metrics['calibration.environment_only']}; {remedy}"
+        )
+    if alike := scored_alike(metrics):
+        raise StageFailed(
+            f"{address}: the environment scored all {number} rollouts of seed tasks {alike}, so their agreement with "
+            f"the grader {grader} ({share:.0%}) does not show that it can tell right from wrong; raise "
+            "exploration.calibration_tasks, let a model solve them that sometimes succeeds (exploration.roles.solver), "
+            "or set exploration.min_agreement = 0 to use the grader without this check"
         )

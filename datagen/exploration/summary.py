@@ -9,6 +9,7 @@ from treadle.core.figures import Figures, money
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
+from treadle.datagen.exploration.calibration import scored_alike
 from treadle.stages.report import StageReport, group, ranked_counts
 
 
@@ -35,7 +36,13 @@ def _agreement(metrics: Mapping[str, Any]) -> str:
     number = metrics["calibration.rollouts"]
     if "agreement" not in metrics:
         return "The grader was not compared with the environment."
-    return f"Grader and environment agree on {metrics['agreement']:.0%} of {number:,} rollouts of seed tasks."
+    sentence = f"Grader and environment agree on {metrics['agreement']:.0%} of {number:,} rollouts of seed tasks"
+    if alike := scored_alike(metrics):
+        return (
+            f"{sentence}; the environment scored all of them {alike}, so this does not show that the grader can tell "
+            "right from wrong."
+        )
+    return f"{sentence}, {metrics['balanced_agreement']:.0%} if right and wrong ones count alike."
 
 
 def _verdicts(metrics: Mapping[str, Any]) -> Figures:

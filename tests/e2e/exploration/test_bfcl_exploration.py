@@ -55,7 +55,7 @@ async def test_real_tasks_are_explored_and_new_ones_replayed(tmp_path: Path) -> 
     async with opened_desk(tmp_path, **scripts) as desk:
         config = desk.config(
             environment={"type": "bfcl", "categories": ["base"], "train_share": 0.01},
-            exploration={"grader": "judged", "calibration_tasks": 2},
+            exploration={"grader": "judged", "calibration_tasks": 2, "min_agreement": 0.0},
         )
         seeds = desk.rows(await desk.make(config, "1/questions@seed"), "questions")
         record = await desk.make(config, "1/exploration")
@@ -63,7 +63,7 @@ async def test_real_tasks_are_explored_and_new_ones_replayed(tmp_path: Path) -> 
         mixed = desk.rows(await desk.make(config, "1/questions"), "questions")
     trained = [row for row in seeds if row["split"] == "train"]
     assert len(trained) == 2 and len(seeds) == 200
-    # Nobody solved a seed task: the grader and the package agree on it.
+    # No seed task was solved: the grader and the package agree on that, which would not pass as agreement.
     assert record.metrics["agreement"] == 1.0 and record.metrics["calibration.both_wrong"] == 2
     assert record.metrics["status_kept"] == record.metrics["status_infeasible"] == 2
     for row in made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -9,12 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.exploration.desk import NUM_STEPS, THOUGHT, broken_after, explore, opened_desk, shown, solve, summarise
-from support.servers.scripted_server import Item, RecordedRequest
+from support.exploration.desk import (
+    FAST,
+    NUM_STEPS,
+    THOUGHT,
+    broken_after,
+    explore,
+    grade,
+    opened_desk,
+    shown,
+    solve,
+    summarise,
+)
+from support.servers.scripted_server import Fault, Item, RecordedRequest
 
 from treadle.core.errors import BudgetExceeded, ConfigError, JobsPending, StageFailed
 from treadle.environments.ledger.assignment import Assignment
 from treadle.environments.ledger.book import Book
+from treadle.environments.ledger.environment import solution_text
 from treadle.tasks.catalog import flow_instances
 from treadle.tasks.inspection.lineage import trace_back
 
@@ -151,12 +164,30 @@ async def test_grader_that_contradicts_the_environment_stops_before_any_replay(t
         with pytest.raises(StageFailed, match=r"judged and the environment agree on 0% of 4 rollouts .* 0\.7"):
             await desk.make(config, EXPLORATION)
         assert len(desk.asked["solver"]) == 4, "only the seed tasks were played"
-    async with opened_desk(tmp_path / "good") as desk:
+
+
+async def test_grader_is_not_trusted_if_the_environment_scored_all_seed_tasks_alike(tmp_path: Path) -> None:
+    _answers: dict[str, str] = {}
+
+    def solve_one(request: RecordedRequest) -> Item:
+        return _answers.get((request.messages or [])[1]["content"]) or solve(request)
+
+    async with opened_desk(tmp_path / "none") as desk:
         config = desk.config(exploration={"grader": "judged"})
-        record = await desk.make(config, SEEDS, EXPLORATION)
+        seeds = desk.rows(await desk.make(config, SEEDS), "questions")
+        with pytest.raises(StageFailed, match=r"environment scored all 4 rollouts of seed tasks wrong, so .* \(100%\)"):
+            await desk.make(config, EXPLORATION)
+        assert len(desk.asked["solver"]) == 4, "only the seed tasks were played"
+    solved = next(row for row in seeds if row["split"] == "train")
+    solution = Assignment.make(json.loads(solved["payload"])["seed"])
+    _answers[solved["question"]] = "\n".join(solution_text(solution))
+    async with opened_desk(tmp_path / "one", solver=solve_one) as desk:
+        record = await desk.make(desk.config(exploration={"grader": "judged"}), SEEDS, EXPLORATION)
         tasks = desk.rows(record, "synthetic_tasks")
-    assert record.metrics["agreement"] == 1.0 and record.metrics["calibration.both_wrong"] == 4
-    assert record.metrics["status_infeasible"] == 4 and {task["scorer"] for task in tasks} == {"judged"}
+    metrics = record.metrics
+    assert (metrics["calibration.both_right"], metrics["calibration.both_wrong"]) == (1, 3)
+    assert metrics["agreement"] == metrics["balanced_agreement"] == 1.0
+    assert metrics["status_infeasible"] == 4 and {task["scorer"] for task in tasks} == {"judged"}
 
 
 async def test_nothing_is_paid_twice_after_a_failure_and_the_bytes_are_the_same(tmp_path: Path) -> None:
@@ -184,6 +215,33 @@ async def test_nothing_is_paid_twice_after_a_failure_and_the_bytes_are_the_same(
     record = await attempt()
     assert record.outputs == whole.outputs
     assert asked == Counter(paid)
+
+
+async def test_grades_of_seed_tasks_are_not_paid_for_again_if_the_grader_of_new_tasks_fails(tmp_path: Path) -> None:
+    """Seed tasks may name a grader of their own, which the calibration asks before that of the new tasks."""
+    own_tokens = 1000
+
+    def is_of_seeds(request: RecordedRequest) -> bool:
+        return own_tokens in (request.body.get("max_tokens"), request.body.get("max_completion_tokens"))
+
+    def fails_on_made_tasks(request: RecordedRequest) -> Item:
+        return grade(request) if is_of_seeds(request) else Fault.status(500)
+
+    numbers, run = list[int](), None
+    for grader in (fails_on_made_tasks, grade):
+        async with opened_desk(tmp_path, run, grader=grader) as desk:
+            run, url = desk.run, desk.servers["grader"].url
+            model = {"model": "grader", "api": "chat", "endpoints": [{"url": url}], **FAST}
+            config = desk.config(
+                questions={"sources": [{"from": "environment", "scorer": "strict"}]},
+                scorers={"strict": {"type": "llm", "model": model, "max_tokens": own_tokens}},
+                exploration={"grader": "judged", "min_agreement": 0.0},
+            )
+            await desk.make(config, SEEDS)
+            with contextlib.nullcontext() if numbers else pytest.raises(JobsPending):
+                await desk.make(config, EXPLORATION)
+            numbers.append(sum(map(is_of_seeds, desk.asked["grader"])))
+    assert numbers == [4, 0]
 
 
 async def test_budget_counts_earlier_attempts_and_all_roles(tmp_path: Path) -> None:
@@ -218,6 +276,7 @@ async def test_strategies_filters_and_graders_of_users_work_as_shipped_ones_do(t
                 "strategy": {"type": f"{own}:OneAccount", "account": "A2", "max_steps": 2},
                 "filters": [{"type": f"{own}:Without", "word": "Teleport"}],
                 "grader": "cancels",
+                "min_agreement": 0.0,
             },
         )
         record = await desk.make(config, SEEDS, EXPLORATION)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.experience.scripted_author import roles
+from support.experience.scripted_author import ScriptedAuthor, roles, valid
 from support.preferences.desk import Desk
 
 from treadle.core.runs.address import Address
@@ -31,6 +31,10 @@ def halving(shown: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"kind": kind, "situation": f"{kind} {task}", "advice": advice} for kind, advice in ADVICE.items()]
 
 
+SERVED = {"scripted": ScriptedAuthor(halving, valid)}
+"""Script by model, for a server in a process of its own."""
+
+
 def experience_instance(url: str | None, **keys: Any) -> Instance:
     """Return `1/experience` over scored rollouts, with its models at a URL; without one it takes a pool alone."""
     summariser, validator = roles(url) if url is not None else (None, None)
@@ -41,10 +45,10 @@ def experience_instance(url: str | None, **keys: Any) -> Instance:
     return Instance(address=Address.parse("1/experience"), stage=EXPERIENCE_STAGE, settings=settings, inputs=inputs)
 
 
-def patient_instance(url: str, **keys: Any) -> Instance:
+def patient_instance(url: str, outage_wait_s: float = 60.0, **keys: Any) -> Instance:
     """Return `1/experience` that waits for its models for a minute, with one batch at a time."""
     made = experience_instance(url, max_concurrent=1, **keys)
-    summariser, validator = roles(url, outage_wait_s=60.0)
+    summariser, validator = roles(url, outage_wait_s=outage_wait_s)
     waiting = made.settings.model_copy(update={"summariser": summariser, "validator": validator})
     return replace(made, settings=waiting)
 

@@ -182,7 +182,7 @@ async def opened_desk(folder: Path, run: Run | None = None, **scripts: Answer) -
 
 def _recorded(script: Answer, asked: list[RecordedRequest]) -> Answer:
     def answer(request: RecordedRequest) -> Item:
-        if not is_work(request):
+        if not is_work(request.body):
             return "yes"
         item = script(request)
         if not isinstance(item, Fault):
@@ -192,9 +192,17 @@ def _recorded(script: Answer, asked: list[RecordedRequest]) -> Answer:
     return answer
 
 
-def is_work(request: RecordedRequest) -> bool:
+def is_work(body: Mapping[str, Any]) -> bool:
     """Return whether a request is not one of the preflight, which has neither a system message nor tools."""
-    return "tools" in request.body or any(message["role"] == "system" for message in request.messages or ())
+    return "tools" in body or any(message["role"] == "system" for message in body.get("messages", ()))
+
+
+def _served(script: Answer) -> Answer:
+    return lambda request: script(request) if is_work(request.body) else "yes"
+
+
+SERVED: Mapping[str, Answer] = {role: _served(script) for role, script in SCRIPTS.items()}
+"""The scripts for servers that are asked by the preflight as well."""
 
 
 def broken_after(script: Answer, number: int) -> Answer:

@@ -12,12 +12,12 @@ from support.servers.scripted_server import Script, ScriptedServer
 
 
 @contextmanager
-def serving(script: Script, silent: asyncio.Event | None = None) -> Iterator[ScriptedServer]:
-    """Run a server for the duration of the block; while `silent` is set, it does not say that it is there."""
+def serving(script: Script) -> Iterator[ScriptedServer]:
+    """Run a server for the duration of the block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = ScriptedServer(script, chat_only=True, silent=silent)
+    server = ScriptedServer(script, chat_only=True)
 
     def run(work: Coroutine[Any, Any, Any]) -> None:
         asyncio.run_coroutine_threadsafe(work, loop).result()

@@ -126,9 +126,9 @@ class Desk:
                 if process.poll() is None:
                     end_family(process)
 
-    def ended(self, process: subprocess.Popen[bytes]) -> Done:
+    def ended(self, process: subprocess.Popen[bytes], limit_s: float = END_S) -> Done:
         """Return the end of a started command."""
-        code = process.wait(timeout=END_S)
+        code = process.wait(timeout=limit_s)
         return Done(code, (self.folder / "out").read_text(), (self.folder / "err").read_text())
 
     def write(self, name: str, *rows: dict[str, Any] | bytes) -> None:

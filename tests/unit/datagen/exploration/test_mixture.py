@@ -56,3 +56,20 @@ def test_agreement_counts_rollouts_that_both_judged() -> None:
     with pytest.raises(StageFailed, match="no rollout of a seed task has a verdict of both"):
         check_agreement(address, "g", agreement_metrics([]), 0.1)
     assert "agreement" not in agreement_metrics([])
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_agreement_on_rollouts_that_the_environment_scored_alike_is_refused(scored: bool) -> None:
+    found = agreement_metrics([{"graded": scored, "scored": scored}] * 20)
+    assert found["agreement"] == 1.0 and "balanced_agreement" not in found
+    address = Address.parse("1/exploration")
+    with pytest.raises(StageFailed, match=f"scored all 20 rollouts of seed tasks {'right' if scored else 'wrong'}, so"):
+        check_agreement(address, "g", found, 0.7)
+    check_agreement(address, "g", found, 0.0)
+
+
+def test_grader_that_always_says_the_same_does_not_agree() -> None:
+    found = agreement_metrics({"graded": False, "scored": number == 0} for number in range(20))
+    assert (found["agreement"], found["balanced_agreement"]) == (0.95, 0.5)
+    with pytest.raises(StageFailed, match=r"agree on 95% of 20 rollouts of seed tasks \(50% if right and wrong"):
+        check_agreement(Address.parse("1/exploration"), "g", found, 0.7)

@@ -30,10 +30,18 @@ def report(**metrics: Any) -> str:
 def test_report_counts_what_became_of_drafts_and_the_agreement_of_the_grader() -> None:
     names = ("both_right", "both_wrong", "grader_only", "environment_only", "without_verdict")
     verdicts = {f"calibration.{name}": number for number, name in enumerate(names, 1)}
-    text = report(**verdicts, **{"calibration.rollouts": 10, "agreement": 0.3})
+    agreement = {"calibration.rollouts": 10, "agreement": 0.3, "balanced_agreement": 0.27}
+    text = report(**verdicts, **agreement)
     assert "9 tasks were made of 20 drafts, from 8 explorations of 4 seed tasks" in text
-    assert "agree on 30% of 10 rollouts of seed tasks" in text
+    assert "agree on 30% of 10 rollouts of seed tasks, 27% if right and wrong ones count alike." in text
     for line in ("lexical", "infeasible", "right for the grader alone", "solver"):
         assert line in text
     assert "not compared" in report(**dict.fromkeys(verdicts, 0), **{"calibration.rollouts": 0})
     assert "agree" not in report()
+
+
+def test_report_says_if_the_environment_scored_all_seed_tasks_alike() -> None:
+    verdicts = {f"calibration.{name}": 0 for name in ("both_right", "grader_only", "environment_only")}
+    alike = {"calibration.both_wrong": 4, "calibration.without_verdict": 0, "calibration.rollouts": 4}
+    text = report(**verdicts, **alike, agreement=1.0)
+    assert "agree on 100% of 4 rollouts of seed tasks; the environment scored all of them wrong, so this" in text
