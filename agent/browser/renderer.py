@@ -1,4 +1,4 @@
-"""Draw pages with one browser per process: several at once, each once more in a new browser if that one is lost."""
+"""Draw pages with one browser per process: several at once, each once more in a browser of its own if one fails."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from treadle.core.errors import ToolError
 
 _log = logging.getLogger(__name__)
 
-_ATTEMPTS = 2
-_CLOSE_PAGE_S = 5.0
 _MAX_KEPT = 64
 """Pictures that are kept in memory: those of targets, which all rollouts of a task draw."""
 
 
 class PageNotDrawn(ToolError):
-    """Page that twice ended its browser or did not finish within the time limit."""
+    """Page that twice ended its browser or did not finish within the time limit, the second time without others."""
+
+
+class _Failed(Exception):
+    """One attempt at a page without a picture; the message says why."""
 
 
 class PageRenderer:
@@ -42,7 +44,7 @@ class PageRenderer:
         """Prepare to draw with stand-ins for what pages load; the first page starts the browser."""
         self._settings, self._stand_ins = settings, stand_ins
         self._places = asyncio.Semaphore(settings.pages_at_once)
-        self._changing = asyncio.Lock()
+        self._changing, self._repeating = asyncio.Lock(), asyncio.Lock()
         self._browsers: set[_Running] = set()
         self._current: _Running | None = None
         self._launcher: ChromiumLauncher | None = None
@@ -95,19 +97,33 @@ class PageRenderer:
         await asyncio.to_thread(self._guardian.close)
 
     async def _draw(self, html: str) -> bytes:
-        problem = ""
-        for _ in range(_ATTEMPTS):
+        try:
             async with self._places, self._borrowed() as running:
-                try:
-                    async with asyncio.timeout(self._settings.page_time_s):
-                        return await draw_page(running.browser.devtools, html, self._stand_ins, self._settings)
-                except TimeoutError:
-                    problem = f"it did not finish within {self._settings.page_time_s:g} s"
-                except (BrowserLost, CommandFailed) as error:
-                    problem = str(error) or type(error).__name__
-                running.is_worn = True
-                _log.info("a page was not drawn: %s", problem)
-        raise PageNotDrawn(f"a page was not drawn in {_ATTEMPTS} browsers: {problem}")
+                return await self._attempt(running, html)
+        except _Failed as error:
+            _log.info("a page was not drawn: %s", error)
+        # Another page may have ended the browser, so the second one is shared with none.
+        async with self._repeating:
+            running = await self._start()
+            running.is_worn, running.num_open = True, 1
+            try:
+                return await self._attempt(running, html)
+            except _Failed as error:
+                raise PageNotDrawn(f"a page was not drawn in 2 browsers: {error}") from None
+            finally:
+                await self._give_back(running)
+
+    async def _attempt(self, running: _Running, html: str) -> bytes:
+        """Draw a page; a browser in which that fails is worn. Raises _Failed."""
+        try:
+            async with asyncio.timeout(self._settings.page_time_s):
+                return await draw_page(running.browser.devtools, html, self._stand_ins, self._settings)
+        except TimeoutError:
+            problem = f"it did not finish within {self._settings.page_time_s:g} s"
+        except (BrowserLost, CommandFailed) as error:
+            problem = str(error) or type(error).__name__
+        running.is_worn = True
+        raise _Failed(problem)
 
     @contextlib.asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[_Running]:
@@ -118,10 +134,13 @@ class PageRenderer:
         try:
             yield running
         finally:
-            running.num_open -= 1
-            if running.is_worn and not running.num_open:
-                self._browsers.discard(running)
-                await running.close()
+            await self._give_back(running)
+
+    async def _give_back(self, running: _Running) -> None:
+        running.num_open -= 1
+        if running.is_worn and not running.num_open:
+            self._browsers.discard(running)
+            await running.close()
 
     async def _browser(self) -> _Running:
         """Return a browser for one more page: the current one unless it is worn."""
@@ -134,16 +153,21 @@ class PageRenderer:
             if current is not None and not current.num_open and current in self._browsers:
                 self._browsers.discard(current)
                 await current.close()
-            if self._launcher is None:
-                self._launcher = await asyncio.to_thread(ChromiumLauncher, self._settings)
             self._current = None
-            stack = contextlib.AsyncExitStack()
-            browser = await stack.enter_async_context(self._launcher.running(self._guardian, self._usage))
-            self.num_started += 1
-            self.product = browser.product
-            self._current = _Running(browser, stack)
-            self._browsers.add(self._current)
+            self._current = await self._start()
             return self._current
+
+    async def _start(self) -> _Running:
+        """Start a browser. Raises SandboxError."""
+        if self._launcher is None:
+            self._launcher = await asyncio.to_thread(ChromiumLauncher, self._settings)
+        stack = contextlib.AsyncExitStack()
+        browser = await stack.enter_async_context(self._launcher.running(self._guardian, self._usage))
+        self.num_started += 1
+        self.product = browser.product
+        running = _Running(browser, stack)
+        self._browsers.add(running)
+        return running
 
 
 class _Running:

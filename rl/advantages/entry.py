@@ -29,7 +29,8 @@ def critic_checkpoint(address: Address) -> Address:
 def critic_fields(plan: Plan, address: Address) -> dict[str, Any]:
     """Return the settings of the critic for an instance that it scores candidates for: the critic of its iteration.
 
-    They are `critic_name`, `critic`, `hidden` and `is_mean`. Raises ConfigError for a model that cannot serve it.
+    They are `critic_name`, `critic`, `hidden`, `hidden_chars` and `is_mean`. Raises ConfigError for a model that
+    cannot serve it.
     """
     options = plan.options(Address(address.iteration, "advantages"), AdvantagesOptions)
     name = options.critic or plan.sampled(policy_rollouts(plan, address.iteration)).name
@@ -47,6 +48,7 @@ def critic_fields(plan: Plan, address: Address) -> dict[str, Any]:
         "critic_name": name,
         "critic": model,
         "hidden": pairs.hidden_information,
+        "hidden_chars": pairs.hidden_chars,
         "is_mean": aggregate_of(plan, critic) != "sum",
     }
 

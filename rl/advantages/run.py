@@ -71,7 +71,9 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         self._prompts = PromptRenderer(settings, self._forcing.tokenizer)
         if settings.hidden:
             keys = frozenset(turn.candidates[0]["question_key"] for turn in self._jobs())
-            self._statements = HiddenStatements(settings, self._context.inputs["questions"], keys)
+            self._statements = HiddenStatements(
+                settings, self._context.inputs["questions"], keys, settings.hidden_chars
+            )
         yield
 
     async def _run_job(self, job: ScoredTurn) -> None:

@@ -38,6 +38,8 @@ class AdvantagesSettings(MixedSettings):
     """Required digest of the tokenizer; empty accepts any."""
     hidden: bool = True
     """Whether the critic sees hidden information, as it did in its training."""
+    hidden_chars: int = 16_000
+    """Longest statement of it in characters, as in its training."""
     is_mean: bool = True
     """Whether advantages are per token; false for a critic that was trained on sums."""
     options: AdvantagesOptions = AdvantagesOptions()

@@ -57,7 +57,9 @@ class GuidedRun(RolloutsRun):
             )
             if settings.hidden:
                 keys = frozenset(job.question["question_key"] for job in self._jobs())
-                self._statements = HiddenStatements(settings, self._context.inputs["questions"], keys)
+                self._statements = HiddenStatements(
+                    settings, self._context.inputs["questions"], keys, settings.hidden_chars
+                )
             yield
 
     async def _run_job(self, job: RolloutJob) -> None:

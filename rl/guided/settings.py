@@ -34,6 +34,8 @@ class GuidedSettings(RolloutsSettings):
     """The critic."""
     hidden: bool = True
     """Whether the critic sees hidden information, as it did in its training."""
+    hidden_chars: int = 16_000
+    """Longest statement of it in characters, as in its training."""
     is_mean: bool = True
     """Whether candidates are compared per token; false for a critic that was trained on sums."""
     reference_conditioning: Literal["none", "hidden_info"] = "none"

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from treadle.agent.contract import HIDDEN_COLUMNS, TASK_COLUMNS, Task
+from treadle.agent.tools.outcome import clip
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import DataError, StageFailed
 from treadle.core.runs.stage import Rows
@@ -36,9 +37,12 @@ def tokenizer_of(folder: Path | None, digest: str, checkpoints: tuple[Rows, ...]
 
 
 class HiddenStatements:
-    """What environments hide of tasks, by the key of the task; read from `questions` once."""
+    """What environments hide of tasks, by the key of the task; read from `questions` once.
 
-    def __init__(self, settings: MixedSettings, tables: tuple[Rows, ...], keys: frozenset[str]) -> None:
+    Statements of more than `max_chars` characters lose their middle.
+    """
+
+    def __init__(self, settings: MixedSettings, tables: tuple[Rows, ...], keys: frozenset[str], max_chars: int) -> None:
         environments = settings.named_environments()
         self._by_key: dict[str, str | None] = {}
         for table in tables:
@@ -47,7 +51,8 @@ class HiddenStatements:
                     task = Task.from_row(row)
                     if task.environment not in environments:
                         raise DataError(unknown_environment(task.environment, environments))
-                    self._by_key[task.key] = hidden_information(environments[task.environment], task)
+                    found = hidden_information(environments[task.environment], task)
+                    self._by_key[task.key] = None if found is None else clip(found, max_chars)
 
     def of(self, question_key: str) -> str:
         """Return the statement; raise StageFailed if there is none, because a critic without it is another one."""

@@ -20,6 +20,9 @@ class PreferencesOptions(Section):
 
     hidden_information: bool = True
     """Whether the critic sees what the environment hides from the policy; false is the ablation without it."""
+    hidden_chars: int = Field(default=16_000, ge=200)
+    """Longest statement of what the environment hides, in characters; a longer one, such as that of a long page, loses
+    its middle, so that it leaves room for the dialogue in the critic's window."""
     rule: Literal["best", "gap"] = "best"
     """Pairs of trajectories. `best`: the first best one of a task with each worse one, if the best reward is at least
     `min_best`. `gap`: all pairs whose rewards differ by at least `min_gap`."""

@@ -75,7 +75,9 @@ class TrajectoryPairs:
         waiting = self._choose()
         statements = None
         if self._is_hidden:
-            statements = HiddenStatements(self._settings, self._context.inputs["questions"], frozenset(waiting))
+            statements = HiddenStatements(
+                self._settings, self._context.inputs["questions"], frozenset(waiting), self._options.hidden_chars
+            )
         self._context.progress.start(len(waiting), 0, "tasks")
         for key, task in self._read(waiting):
             rows = list(self._rows(task, statements.of(key) if statements is not None else ""))

@@ -76,7 +76,7 @@ class FrontendType:
         return None
 
     def hidden_information(self, settings: FrontendSettings, task: Task) -> str | None:
-        """Return the target's text in a sentence, for critics that read text. Raises BadTask."""
+        """Return the target's HTML in a sentence, for critics that read text. Raises BadTask."""
         return f"The person of this task wants the following page:\n```html\n{target_page(task.payload)}\n```"
 
     def facts(self, settings: FrontendSettings) -> dict[str, str]:

@@ -58,7 +58,9 @@ class Bench:
         inputs = {"rollouts": "1/rollouts@base", "questions": "1/questions"}
         return self._run("candidates", CANDIDATES_STAGE, settings, **inputs)
 
-    def advantages(self, *, hidden: bool = True, is_mean: bool = True, **options: Any) -> StageRecord:
+    def advantages(
+        self, *, hidden: bool = True, hidden_chars: int = 16_000, is_mean: bool = True, **options: Any
+    ) -> StageRecord:
         settings = AdvantagesSettings(
             critic_name="critic",
             critic=self._model("critic"),
@@ -66,6 +68,7 @@ class Bench:
             reference=self._model("policy"),
             environment=self.desk.environment,
             hidden=hidden,
+            hidden_chars=hidden_chars,
             is_mean=is_mean,
             options=AdvantagesOptions(**options),
         )

@@ -23,12 +23,15 @@ class TableScript:
         seen: Prompts that were scored.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, score: Scorer = flat, num_sentences: int = 5) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, score: Scorer = flat, num_sentences: int = 5, opening: str = "I say "
+    ) -> None:
         self.seen: list[list[int]] = []
         self.sampled: list[list[int]] = []
         self._tokenizer = tokenizer
         self._score = score
         self._num_sentences = num_sentences
+        self._opening = opening
 
     def __call__(self, request: RecordedRequest) -> Item:
         """Return the log-probabilities of the prompt if they are asked for, else a sentence that ends its turn."""
@@ -37,7 +40,7 @@ class TableScript:
             assert isinstance(request.prompt, list)
             self.seen.append(request.prompt)
             return Reply("x", (self._tokenizer.encode("x")[0],), "length", prompt_logprobs=self._score(request.prompt))
-        said = "I say " + "1" * (1 + request.body["seed"] % self._num_sentences)
+        said = self._opening + "1" * (1 + request.body["seed"] % self._num_sentences)
         if isinstance(request.prompt, list):
             self.sampled.append(request.prompt)
         ids = (*self._tokenizer.encode(said), end)

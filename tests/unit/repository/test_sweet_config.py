@@ -43,18 +43,27 @@ def inputs_of(config: TreadleConfig) -> dict[str, dict[str, list[str]]]:
     }
 
 
-def test_flow_can_be_planned_and_reads_what_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working folder, with a model and tasks of programs and pages."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "models" / "Llama-3.1-8B-Instruct"
-    write_byte_tokenizer(folder)
-    (folder / "config.json").write_text("{}")
+    model = tmp_path / "models" / "Llama-3.1-8B-Instruct"
+    write_byte_tokenizer(model)
+    (model / "config.json").write_text("{}")
     (tmp_path / "tasks").mkdir()
     for split in ("train", "heldout"):
         rows = [
-            {"question": f"{split} {n}?", "payload": {"reference": "def f(): 1", "tests": {"a": "f()"}}}
+            {
+                "question": f"{split} {n}?",
+                "payload": {"reference": "def f(): 1", "tests": {"a": "f()"}, "page": "<html/>"},
+            }
             for n in range(9)
         ]
         (tmp_path / "tasks" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def test_flow_can_be_planned_and_reads_what_it_should(folder: Path) -> None:
     config = load_config(TreadleConfig, (CONFIG,))
     inputs = inputs_of(config)
     assert inputs["1/preferences@trajectory"]["rollouts"] == ["1/rollouts@agent"]
@@ -69,7 +78,23 @@ def test_flow_can_be_planned_and_reads_what_it_should(tmp_path: Path, monkeypatc
         "checkpoint": ["1/dpo@critic"],
         "scores": ["1/scores@agent"],
     }
-    words = ["run", str(CONFIG), "--run", "r", "--root", str(tmp_path / "runs"), "--dry-run"]
+    words = ["run", str(CONFIG), "--run", "r", "--root", str(folder / "runs"), "--dry-run"]
     planned = CliRunner().invoke(cli, words)
     assert planned.exit_code == 0, planned.output
     assert all(address in planned.output for address in inputs)
+
+
+def test_recipe_takes_dialogues_about_pages(folder: Path) -> None:
+    human = {"model": "human", "reply_chars": 1000}
+    changes = {
+        "environment": {"type": "colbench/frontend", "max_turns": 10, "human": human},
+        "models": {"human": {"api": "chat"}},
+        "flow": {"stages": ["rollouts", "scores", "preferences", "dpo", "candidates", "advantages", "guided_rollouts"]},
+        "preferences": {"rule": "gap", "hidden_chars": 5_000},
+    }
+    config = load_config(TreadleConfig, (CONFIG,), data=changes)
+    planned = {str(one.address): one for one in flow_instances(config)}
+    assert planned["1/preferences@trajectory"].settings.options.hidden_chars == 5_000
+    for address in ("1/advantages", "1/guided_rollouts"):
+        assert planned[address].settings.hidden_chars == 5_000, "as in the training of the critic"
+    assert [str(one) for one in planned["1/dpo@policy"].inputs["preferences"]] == ["1/preferences@turn"]
