@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import statistics
@@ -18,6 +17,7 @@ from treadle.agent.jobs.keys import job_key, shared_digest
 from treadle.agent.jobs.stage import JobStage
 from treadle.agent.model_sessions import ModelSessions
 from treadle.core.errors import StageFailed
+from treadle.core.gather import gather_all
 from treadle.core.runs.stage import StageContext
 from treadle.core.work_clock import timed_work
 from treadle.rl.advantages.best_of import BestOf, held_out_rollouts
@@ -94,8 +94,8 @@ class AdvantagesRun(JobStage[ScoredTurn]):
                 self._forcing.check(role, span)
             with timed_work() as clock:
                 deadline = clock.time() + self._settings.options.turn_time_s
-                scored = await asyncio.gather(
-                    *(self._forcing.score(role, span, cache=cache, deadline=deadline) for role, span in asked)
+                scored = await gather_all(
+                    [self._forcing.score(role, span, cache=cache, deadline=deadline) for role, span in asked]
                 )
         except WindowTooSmall as error:
             self._leave_out(job, error)

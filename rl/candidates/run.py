@@ -5,7 +5,6 @@ Every completion is journaled before it is used, so an interrupted stage asks fo
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -18,6 +17,7 @@ from treadle.agent.dialects.base import Dialect
 from treadle.agent.jobs.stage import JobStage
 from treadle.agent.model_sessions import ModelSession, ModelSessions, check_sampling
 from treadle.core.errors import ConfigError, ContextTooLong, StageFailed
+from treadle.core.gather import gather_all
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.runs.stage import StageContext
 from treadle.core.seeds import derive_seed
@@ -85,7 +85,7 @@ class CandidatesRun(JobStage[TurnJob]):
             return []
         numbers = range(options.num_candidates)
         try:
-            return await asyncio.gather(*(self._complete(job, number, max_tokens, deadline) for number in numbers))
+            return await gather_all([self._complete(job, number, max_tokens, deadline) for number in numbers])
         except ContextTooLong:
             return []
 

@@ -5,7 +5,6 @@ All completions and scores are cached before they are used, so an interrupted tu
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import orjson
 
 from treadle.agent.call_cache import CallCache
 from treadle.agent.rollout import RolloutEngine
+from treadle.core.gather import gather_all
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
 from treadle.rl.advantages.teacher_forcing import ScoredSpan, ScoringRole, TeacherForcing
@@ -70,7 +70,7 @@ class GuidedTurns:
         """Return the candidate with the largest advantage, the first of equal ones. Raises as the models do."""
         codec, numbers = self.engine.codec, range(self.guide.num_candidates)
         assert codec is not None
-        sampled = await asyncio.gather(*(self._sample(request, number, session, deadline) for number in numbers))
+        sampled = await gather_all([self._sample(request, number, session, deadline) for number in numbers])
         candidates = [candidate_of(completion, codec, self.engine.dialect) for completion in sampled]
         distinct = _distinct(candidates)
         advantages: Mapping[int, float] = {}
@@ -113,7 +113,7 @@ class GuidedTurns:
 
         for role, number in ((role, number) for role in contexts for number in candidates):
             self.guide.forcing.check(role, span_of(role, number))
-        sums = await asyncio.gather(*(total(role, number) for role in contexts for number in candidates))
+        sums = await gather_all([total(role, number) for role in contexts for number in candidates])
         both = zip(candidates.items(), sums[: len(candidates)], sums[len(candidates) :], strict=True)
         return {
             number: advantage(critic, reference, one["num_tokens"], is_mean=self.guide.is_mean)

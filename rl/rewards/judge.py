@@ -18,6 +18,7 @@ from pydantic import Field, PrivateAttr
 
 from treadle.agent.judges.replies import json_object
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded
+from treadle.core.gather import gather_all
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.types import EndpointState
 from treadle.core.seeds import derive_seed
@@ -120,7 +121,7 @@ class _RunningJudge:
         return self._asker.servers()
 
     async def _verdicts(self, question: str, gold: Sequence[str], predictions: Sequence[str]) -> list[float | None]:
-        return list(await asyncio.gather(*(self._verdict(question, gold, one) for one in predictions)))
+        return await gather_all([self._verdict(question, gold, one) for one in predictions])
 
     async def _verdict(self, question: str, gold: Sequence[str], prediction: str) -> float | None:
         if not prediction.strip() or len(prediction) > _MAX_PREDICTION_CHARS:
