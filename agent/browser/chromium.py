@@ -42,6 +42,7 @@ _FLAGS = (
     "--disable-sync",
     "--no-first-run",
     "--mute-audio",
+    "--blink-settings=lazyLoadEnabled=false",  # Pictures far below the window are drawn, too.
     "--hide-scrollbars",
     "--force-color-profile=srgb",
     "--font-render-hinting=none",

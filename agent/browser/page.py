@@ -20,10 +20,19 @@ _URL = "http://page.invalid/"
 """Address of every page. It is no file, so a page cannot read files."""
 _TIME_MS = 2_000
 """Virtual time after loading that timers of a page may use."""
+_CLOSE_S = 30.0
+_CHANGED = "Tue, 14 Nov 2023 22:13:20 GMT"
+"""Time at which every page was last changed: that of its clock."""
 _SAME_EACH_TIME = """
 (() => {
-  let state = 1, time = 1700000000000;
+  const start = 1700000000000;
+  let state = 1, time = start;
   const now = () => time++;
+  performance.now = () => now() - start;
+  Object.defineProperty(performance, "timeOrigin", {value: start});
+  // The browser's own frames come at any time.
+  window.requestAnimationFrame = (call) => setTimeout(() => call(performance.now()), 16);
+  window.cancelAnimationFrame = (number) => clearTimeout(number);
   Math.random = () => { state = (state * 48271) % 2147483647; return state / 2147483647; };
   crypto.getRandomValues = (array) => array.fill(7);
   crypto.randomUUID = () => "00000000-0000-4000-8000-000000000000";
@@ -136,7 +145,10 @@ class _Load:
             "Fetch.fulfillRequest",
             requestId=number,
             responseCode=200,
-            responseHeaders=[{"name": "Content-Type", "value": stand_in.media_type}],
+            responseHeaders=[
+                {"name": "Content-Type", "value": stand_in.media_type},
+                {"name": "Last-Modified", "value": _CHANGED},
+            ],
             body=base64.b64encode(stand_in.data).decode(),
         )
 
@@ -180,8 +192,10 @@ async def _opened(devtools: DevTools) -> AsyncIterator[_Tab]:
         attached = await devtools.call("Target.attachToTarget", targetId=made["targetId"], flatten=True)
         yield _Tab(made["targetId"], attached["sessionId"])
     finally:
-        with contextlib.suppress(BrowserLost, CommandFailed):
-            await devtools.call("Target.disposeBrowserContext", browserContextId=context)
+        # A browser that hangs must not hang its caller.
+        with contextlib.suppress(BrowserLost, CommandFailed, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await devtools.call("Target.disposeBrowserContext", browserContextId=context)
 
 
 async def _prepare(devtools: DevTools, session: str, settings: BrowserSettings) -> None:

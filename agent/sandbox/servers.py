@@ -73,6 +73,7 @@ class ServerSettings:
         network: Whether it has the machine's network.
         memory_mb: What all its processes and its scratch directory may hold, in MiB.
         is_isolated: False starts it with the rights of this process.
+        remedy: What a user can do if no sandbox can be made; it follows the error.
     """
 
     command: tuple[str, ...]
@@ -81,6 +82,7 @@ class ServerSettings:
     network: bool = False
     memory_mb: int = 2048
     is_isolated: bool = True
+    remedy: str = ""
 
 
 class ServerLauncher:
@@ -101,7 +103,7 @@ class ServerLauncher:
             try:
                 self._launcher = make_launcher(limits)
             except SandboxError as error:
-                raise SandboxError(f'{error}; for a server, the key is `sandbox = "none"`') from error
+                raise SandboxError(f"{error}{settings.remedy}") from error
             self._binds, self._links = _binds(self._command[0], settings)
 
     @property

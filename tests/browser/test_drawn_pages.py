@@ -62,7 +62,9 @@ async def test_same_page_gives_the_same_bytes_in_two_browsers() -> None:
     moving = (
         "<style>div{width:99px;height:99px;background:teal;animation:a 1s infinite}@keyframes a{to{width:9px}}</style>"
         "<div></div><script>document.body.append(Math.random() + ' ' + new Date() + ' ' + Date.now());"
-        "setTimeout(() => document.body.append(' later'), 900)</script>"
+        "setTimeout(() => document.body.append(' later'), 900);"
+        "document.body.append(performance.now() + ' ' + performance.timeOrigin + ' ' + document.lastModified);"
+        "requestAnimationFrame(time => document.body.append(time))</script>"
     )
     pages = [page(moving + "<p>word " * number, number) for number in range(6)]
     drawn = []
@@ -96,6 +98,13 @@ async def test_page_gets_nothing_from_the_network_or_from_files(listener: tuple[
         "{ document.body.style.background = 'red' }, () => 0)</script>",
         "<script>fetch('file:///etc/passwd').then(() => { document.body.style.background = 'red' }, () => 0)</script>",
         "<img src='file:///usr/share/pixmaps/debian-logo.png' onload=\"document.body.style.background='red'\">",
+        "<style>@import url(file:///usr/share/x.css); body { background: url(file:///usr/share/x.png) }</style>",
+        f"<style>body {{ background: url('{url}/background') }}</style><link rel=prefetch href='{url}/prefetch'>",
+        f"<meta http-equiv=refresh content='0;url={url}/refresh'>",
+        "<script>navigator.serviceWorker?.register('/w.js'); alert(1); confirm(2); prompt(3); print()</script>",
+        f"<script>(function again() {{ fetch('{url}/again').catch(again) }})()</script>",
+        "<script>new Worker(URL.createObjectURL(new Blob(['for (;;) {}'])))</script>",
+        "<script>setInterval(() => location.reload(), 0)</script>",
     ]
     async with drawing() as renderer:
         plain = await renderer.draw(page(""))

@@ -36,6 +36,7 @@ async def open_transports(entry: str, settings: McpServerSettings, stack: AsyncE
         settings.network,
         settings.memory_mb,
         settings.sandbox != "none",
+        '; for a server, the key is `sandbox = "none"`',
     )
     try:
         launcher = await asyncio.to_thread(ServerLauncher, command)
