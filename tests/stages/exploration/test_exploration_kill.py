@@ -22,7 +22,7 @@ from treadle.tasks.planning.toml_lines import toml_lines
 
 NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "1"))
 KILLS_PER_RUN = 8
-TIME_S = 6.0
+TIME_S = 30.0
 """Of a rollout and of a summary."""
 OUTAGE_S = 8.0
 """After which a server that stands still is given up, if it is to be noticed."""

@@ -143,7 +143,7 @@ def test_labelling_continues_after_its_model_stood_still_for_longer_than_a_reque
     model: ScriptProcess, tmp_path: Path
 ) -> None:
     with labelling(model.urls["scripted"], tmp_path / "credit") as process:
-        until(model.is_frozen, "the model stands still")
+        until(model.is_frozen, "the model stands still", 600.0)
         wait_out(REQUEST_TIME_S + 1.0)
         assert process.poll() is None
         model.thaw()

@@ -15,7 +15,7 @@ from treadle.core.errors import EndpointUnavailable
 from treadle.rl.credit.base import turn_credits
 
 NUM_GROUPS = 11
-REQUEST_TIME_S = 5.0
+REQUEST_TIME_S = 20.0
 MODELS = {"scripted": label_actions}
 """Script by model, for a server in a process of its own."""
 
