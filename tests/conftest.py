@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -31,20 +29,6 @@ sys.dont_write_bytecode = False
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedServers | None:
     """Refine `--dist loadfile`."""
     return SharedServers(config, log) if config.getvalue("dist") == "loadfile" else None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[object]:
-    """Search no cycles while tests are collected, and later none among the modules and tests, which stay.
-
-    Those searches took an eighth of the time of unit tests.
-    """
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
