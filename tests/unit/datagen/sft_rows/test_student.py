@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from treadle.core.config import load_config
+from treadle.core.engines.base_model import context_window
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.datagen.sft_rows.settings import SftRowsSettings
-from treadle.core.engines.base_model import context_window
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
