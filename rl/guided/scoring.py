@@ -13,6 +13,7 @@ from treadle.agent.contract import HIDDEN_COLUMNS, TASK_COLUMNS, Outcome, Task
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.runs.stage import Rows
 from treadle.environments.registry import traits_of
+from treadle.environments.scorers.base import Stores
 from treadle.environments.scorers.scoring import OpenScorers
 from treadle.environments.stored_rollout import StoredRollout
 from treadle.rl.guided.settings import GuidedSettings
@@ -24,12 +25,17 @@ GuidedRow = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
 """Row of a rollout, as the stage `rollouts` makes it, and its choices."""
 
 
-def scored(settings: GuidedSettings, questions: Sequence[Rows], rows: Iterator[GuidedRow]) -> Iterator[dict[str, Any]]:
-    """Yield the row of each rollout with its score; one whose scorer fails has none, and the error."""
+def scored(
+    settings: GuidedSettings, questions: Sequence[Rows], rows: Iterator[GuidedRow], store: Stores
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each rollout with its score; one whose scorer fails has none, and the error.
+
+    `store` returns a store of the run by its name: scorers keep there what they pay for.
+    """
     own = {name: one for name, one in settings.named_environments().items() if not traits_of(one).has_answers}
     tasks: dict[str, Task] = {}
     left = (row for table in questions for row in table.rows([*TASK_COLUMNS, *HIDDEN_COLUMNS]))
-    with OpenScorers(settings.scorers, own) as scorers:
+    with OpenScorers(settings.scorers, own, store=store) as scorers:
         while batch := list(itertools.islice(rows, _BATCH_ROWS)):
             wanted = {row["question_key"] for row, _ in batch}
             tasks = {key: task for key, task in tasks.items() if key in wanted}  # rows are in the order of the tasks

@@ -35,7 +35,7 @@ class GuidedRows:
 
     def write(self, jobs: Iterable[RolloutJob]) -> dict[str, Any]:
         """Write the rows of all finished jobs and return the metrics; raise StageFailed if none has a score."""
-        rows = scored(self._settings, self._context.inputs["questions"], self._rows(jobs))
+        rows = scored(self._settings, self._context.inputs["questions"], self._rows(jobs), self._context.store)
         while batch := list(itertools.islice(rows, _BATCH_ROWS)):
             for row in batch:
                 self._verdicts.add(row["question_key"], row["score"], row["correct"])
