@@ -109,6 +109,7 @@ class LiveRollouts:
         self._usual_s: float | None = None
         self._earlier_tokens = 0
         self._ended = threading.Event()
+        self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._write_repeatedly, name="live status", daemon=True)
 
     def __enter__(self) -> Self:
@@ -163,9 +164,11 @@ class LiveRollouts:
         if self._path is None:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            (new := self._path.with_suffix(".new")).write_text(json.dumps(asdict(self.status())), encoding="utf-8")
-            new.replace(self._path)
+            with self._writing:  # else an earlier state could replace a later one
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                new = self._path.with_suffix(".new")
+                new.write_text(json.dumps(asdict(self.status())), encoding="utf-8")
+                new.replace(self._path)
         except Exception as error:  # noqa: BLE001 - rules of users are asked for their servers
             _log.debug("the status of the training cannot be written: %s", error)
 
