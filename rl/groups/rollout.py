@@ -7,17 +7,17 @@ only on its seed and the model's answers, never on tool latency. Normative: docs
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from treadle.agent.call_cache import NullCache
 from treadle.agent.contract import EpisodeOptions
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.errors import ConfigError, ModelError, ToolError
+from treadle.core.gather import gather_or_cancel
 from treadle.core.seeds import derive_seed
 from treadle.environments.types import EnvironmentRuntime
 from treadle.rl.groups.batching import BatchMembership
@@ -28,8 +28,6 @@ from treadle.rl.groups.oversampling import RolloutUse, StartedRollout
 from treadle.rl.groups.race import Race
 from treadle.rl.groups.samples import group_samples
 from treadle.rl.groups.session import GroupSession, Recorder, TimedEpisode
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,18 +129,7 @@ class MixedRollouts:
 
 async def roll_out_groups(rollouts: GroupRunner, jobs: Sequence[GroupJob]) -> list[Group]:
     """Roll out all groups concurrently, in the order of `jobs`; failed groups are marked and left to the caller."""
-    return await _gather(rollouts.roll_out(job) for job in jobs)
-
-
-async def _gather(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently and return their results; if one fails, cancel the others and wait for their end."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await gather_or_cancel([rollouts.roll_out(job) for job in jobs])
 
 
 class _GroupRun:
@@ -267,7 +254,7 @@ class _GroupRun:
                     membership.leave()
 
         try:
-            await _gather(play_one(session) for session in sessions)
+            await gather_or_cancel([play_one(session) for session in sessions])
         finally:
             membership.leave(num_others)
 
