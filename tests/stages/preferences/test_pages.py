@@ -54,6 +54,18 @@ def server(desk: PageDesk, played: TableScript) -> contextlib.AbstractContextMan
     return served(played, codec=desk.tokenizer, max_model_len=WINDOW)
 
 
+def paired(desk: PageDesk) -> tuple[TableScript, TableScript]:
+    """Make pairs of dialogues and of turns; return the policy and the critic, with what they were asked."""
+    policy, critic = script(desk), script(desk, score=likes_ones)
+    with server(desk, policy) as served_policy, server(desk, critic) as served_critic:
+        bench = Bench(desk, served_policy, served_critic)
+        sampled(bench)
+        bench.advantages()
+    desk.pairs("trajectory", rule="gap")
+    desk.pairs("turn")
+    return policy, critic
+
+
 @pytest.mark.covers("sweet-23")
 def test_pairs_follow_the_similarity_of_the_last_pages(desk: PageDesk) -> None:
     desk.play({"a": TARGET, "b": TARGET}, COLORS, held_out=("b",))
@@ -74,13 +86,7 @@ def test_pairs_follow_the_similarity_of_the_last_pages(desk: PageDesk) -> None:
 @pytest.mark.covers("sweet-6")
 def test_target_reaches_critic_person_and_scorer_alone_and_pictures_no_prompt_of_text(desk: PageDesk) -> None:
     desk.play({"a": TARGET}, COLORS)
-    policy, critic = script(desk), script(desk, score=likes_ones)
-    with server(desk, policy) as served_policy, server(desk, critic) as served_critic:
-        bench = Bench(desk, served_policy, served_critic)
-        sampled(bench)
-        bench.advantages()
-    desk.pairs("trajectory", rule="gap")
-    desk.pairs("turn")
+    policy, critic = paired(desk)
     assert critic.seen and all(text(desk, prompt).count(TARGET) == 1 for prompt in critic.seen)
     of_policy = [text(desk, prompt) for prompt in (*policy.sampled, *policy.seen)]
     rows = [str(row) + text(desk, row["prompt_ids"]) for row in desk.rows("1/preferences@turn", "preferences")]
@@ -93,13 +99,7 @@ def test_target_reaches_critic_person_and_scorer_alone_and_pictures_no_prompt_of
 
 def test_turns_of_pages_become_rows_to_train_critic_and_policy(desk: PageDesk, tmp_path: Path) -> None:
     desk.play({"a": TARGET, "b": TARGET, "c": TARGET}, COLORS)
-    policy, critic = script(desk), script(desk, score=likes_ones)
-    with server(desk, policy) as served_policy, server(desk, critic) as served_critic:
-        bench = Bench(desk, served_policy, served_critic)
-        sampled(bench)
-        bench.advantages()
-    desk.pairs("trajectory", rule="gap")
-    desk.pairs("turn")
+    paired(desk)
     assert all(row["margin"] > 0 for row in desk.rows("1/preferences@turn", "preferences"))
 
     def stored(kind: str, *, is_critic: bool) -> list[dict[str, Any]]:

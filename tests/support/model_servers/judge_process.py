@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,17 +16,15 @@ from pathlib import Path
 
 import orjson
 from support.credit.worked_example import reply
-from support.runs.processes import look
+from support.model_servers.freezable import FreezableProcess, server_process, stand_still, trigger_of
 from support.servers.scripted_server import RecordedRequest, ScriptedServer
 
 
-@dataclass(frozen=True)
-class JudgeProcess:
+@dataclass
+class JudgeProcess(FreezableProcess):
     """A running judge."""
 
     url: str
-    pid: int
-    log: Path
 
     @property
     def cases(self) -> list[str]:
@@ -38,41 +33,21 @@ class JudgeProcess:
 
     def freeze_at_next_request(self) -> None:
         """Make it stop when it gets a request."""
-        _trigger(self.log).touch()
-
-    def is_frozen(self) -> bool:
-        """Return whether it stands still."""
-        seen = look(self.pid)
-        return seen is not None and seen.state == "T"
-
-    def thaw(self) -> None:
-        """Let it continue."""
-        os.kill(self.pid, signal.SIGCONT)
+        trigger_of(self.log).touch()
 
 
 @contextlib.contextmanager
 def judge_process(log: Path) -> Iterator[JudgeProcess]:
     """Run a judge for the duration of the block."""
-    log.touch()
-    command = [sys.executable, "-m", "support.model_servers.judge_process", str(log)]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield JudgeProcess(process.stdout.readline().strip(), process.pid, log)
-        finally:
-            process.kill()
-
-
-def _trigger(log: Path) -> Path:
-    return log.with_suffix(".freeze")
+    with server_process("support.model_servers.judge_process", log) as (pid, url):
+        yield JudgeProcess(pid, log, url)
 
 
 async def _serve(log: Path) -> None:
     def script(recorded: RecordedRequest) -> str:
         with contextlib.suppress(FileNotFoundError):
-            _trigger(log).unlink()
-            os.kill(os.getpid(), signal.SIGSTOP)
+            trigger_of(log).unlink()
+            stand_still()
         assert recorded.messages is not None
         shown = recorded.messages[-1]["content"]
         case = orjson.loads(shown)

@@ -12,9 +12,6 @@ import contextlib
 import importlib
 import inspect
 import itertools
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,18 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from support.runs.processes import look
+from support.model_servers.freezable import FreezableProcess, server_process, stand_still, trigger_of
 from support.servers.scripted_server import Item, RecordedRequest, Script, ScriptedServer
 from support.tables.given_questions import TOKENIZER
 
 
 @dataclass
-class ScriptProcess:
-    """Running services: their URLs by model, and the log of their requests."""
+class ScriptProcess(FreezableProcess):
+    """Running services, with their URLs by model."""
 
     urls: Mapping[str, str]
-    pid: int
-    log: Path
     num_requests: int = 0
     """Number of requests that `arrived` has returned."""
     _read_bytes: int = 0
@@ -55,34 +50,14 @@ class ScriptProcess:
         self.arrived()
         unfinished = self.log.with_suffix(".tmp")
         unfinished.write_text(str(self.num_requests + number))
-        unfinished.replace(_trigger(self.log))
-
-    def is_frozen(self) -> bool:
-        """Return whether it stands still."""
-        seen = look(self.pid)
-        return seen is not None and seen.state == "T"
-
-    def thaw(self) -> None:
-        """Let it continue."""
-        os.kill(self.pid, signal.SIGCONT)
+        unfinished.replace(trigger_of(self.log))
 
 
 @contextlib.contextmanager
 def script_process(log: Path, scripts: str) -> Iterator[ScriptProcess]:
     """Run the services of a mapping, `module:NAME`, for the duration of the block."""
-    log.touch()
-    command = [sys.executable, "-m", "support.model_servers.script_process", str(log), scripts]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as process:
-        try:
-            assert process.stdout is not None
-            yield ScriptProcess(orjson.loads(process.stdout.readline()), process.pid, log)
-        finally:
-            process.kill()
-
-
-def _trigger(log: Path) -> Path:
-    return log.with_suffix(".freeze")
+    with server_process("support.model_servers.script_process", log, scripts) as (pid, urls):
+        yield ScriptProcess(pid, log, orjson.loads(urls))
 
 
 def _logged(model: str, script: Callable[[RecordedRequest], Any], log: Path, counted: Iterator[int]) -> Script:
@@ -91,9 +66,9 @@ def _logged(model: str, script: Callable[[RecordedRequest], Any], log: Path, cou
             file.write(orjson.dumps([model, request.body]) + b"\n")
         number = next(counted)
         with contextlib.suppress(FileNotFoundError):
-            if number >= int(_trigger(log).read_text()):
-                _trigger(log).unlink()
-                os.kill(os.getpid(), signal.SIGSTOP)
+            if number >= int(trigger_of(log).read_text()):
+                trigger_of(log).unlink()
+                stand_still()
         item = script(request)
         return await item if inspect.isawaitable(item) else item
 

@@ -6,7 +6,6 @@ import math
 import re
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.programs.own_values import EAST, Point
 
 from treadle.environments.scorers.programs.compare import same, same_legacy, shown
 from treadle.environments.scorers.programs.values import Incomparable, encoded
@@ -34,22 +34,6 @@ PLAIN = st.recursive(
     ),
     max_leaves=12,
 )
-
-
-EAST = timezone(timedelta(hours=2))
-ZONES = [None, UTC, EAST]
-
-
-@dataclass(frozen=True)
-class Point:
-    """Object of a class that a program defines."""
-
-    x: int
-    y: int
-    cached: bool = field(default=False, compare=False)
-
-
-Point.__module__ = "solution"
 
 
 @given(PLAIN, PLAIN)

@@ -6,8 +6,7 @@ import math
 import re
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserList, UserString, defaultdict, deque
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from ipaddress import IPv4Address
@@ -18,23 +17,11 @@ from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.programs.own_values import ZONES, Point
 
 from treadle.environments.scorers.programs.compare import same, same_legacy
 from treadle.environments.scorers.programs.values import encoded
 
-ZONES = [None, UTC, timezone(timedelta(hours=2))]
-
-
-@dataclass(frozen=True)
-class Point:
-    """Object of a class that a program defines."""
-
-    x: int
-    y: int
-    cached: bool = field(default=False, compare=False)
-
-
-Point.__module__ = "solution"
 EQUAL_ATOMS = (
     st.integers(-3, 3)
     | st.sampled_from([0.0, -0.0, 1.0, 0.5, 2.0, math.inf])
