@@ -131,7 +131,9 @@ async def test_killed_browser_is_replaced_and_its_pages_are_drawn_again() -> Non
         with contextlib.suppress(Exception):
             await renderer._current.browser.devtools.call("Browser.crash")
         drawn = await asyncio.gather(*(renderer.draw(page("same", number)) for number in range(3)))
-        assert set(drawn) == {before} and renderer.num_started > 1
+        assert set(drawn) == {before}
+        # A page that was in the lost browser gets one of its own; others share the next one.
+        assert 2 <= renderer.num_started <= 4
 
 
 def num_processes(name: str) -> int:

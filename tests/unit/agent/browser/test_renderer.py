@@ -42,9 +42,10 @@ def browsers(monkeypatch: pytest.MonkeyPatch) -> list[Browser]:
 
     @contextlib.asynccontextmanager
     async def running(*_: object) -> AsyncIterator[Browser]:
-        found.append(Browser())
-        yield found[-1]
-        found[-1].is_closed = True
+        browser = Browser()
+        found.append(browser)
+        yield browser
+        browser.is_closed = True
 
     async def draw(browser: Any, html: str, *_: object) -> bytes:
         drawn: bytes = await browser.draw(html)
