@@ -156,13 +156,17 @@ class Journal:
             if self._writer is not None:
                 os.fsync(self._writer)
 
-    def seal(self) -> list[Path]:
-        """End the current segment, so that no segment changes any more, and return the paths of all segments."""
+    def seal(self) -> tuple[set[int], int]:
+        """End the current segment, so that no segment changes any more.
+
+        Returns the numbers of all segments, and the number of owners that they finish. Both are read before another
+        thread can write a record.
+        """
         with self._lock, storage_errors("list", self._directory):
             if self._writer is not None:
                 self._sync.retire(self._writer)
                 self._writer = None
-            return [path for _, path in segments(self._directory)]
+            return {number for number, _ in segments(self._directory)}, self.num_finished
 
     def close(self) -> None:
         """Force all records to disk and close; a second call does nothing."""

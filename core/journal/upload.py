@@ -168,7 +168,8 @@ class JournalUploader:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(self.storage.fetch, map(self._segment_key, (listed - local.keys()) | torn)))
         self._known = listed - gone
-        self.send(tail | gone, newest[1].num_finished if newest and listed | tail else 0)
+        num_listed = newest[1].num_finished if newest and listed else 0
+        self.send(tail | gone, count_finished(directory) if tail else num_listed)
 
     def send(self, numbers: Collection[int], num_finished: int) -> None:
         """Upload segments, then list them; raise StorageError if that fails, and RunError if the lease is lost."""
@@ -191,11 +192,8 @@ class JournalUploader:
 
     def upload_new(self, journal: Journal) -> None:
         """Seal the new records and upload them."""
-        num_finished = journal.num_finished
-        directory = self.storage.directory(self._key)
-        journal.seal()
-        new = {number for number, _ in segments(directory)} - self._known
-        if new:
+        sealed, num_finished = journal.seal()
+        if new := sealed - self._known:
             self.send(new, num_finished)
 
     def with_short_timeouts(self) -> JournalUploader:

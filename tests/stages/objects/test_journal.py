@@ -17,6 +17,7 @@ from support.runs.counting_stage import (
 from support.servers.object_machines import ADDRESS, execute_interrupted, on_machine
 from support.sweep import sampled
 
+from treadle.core.journal.journal import Journal
 from treadle.core.journal.upload import JournalUploader
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
@@ -57,6 +58,37 @@ def test_unsent_entries_are_reused_on_their_machine(run: Run, monkeypatch: pytes
         execute_interrupted(run, 2)
     execute(counting(), run)
     assert CALLS == [2]
+
+
+def test_records_written_next_to_an_upload_are_counted_and_sent_once_sealed(
+    run: Run, object_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal = Journal.seal
+
+    def seal_between_records(journal: Journal) -> tuple[set[int], int]:
+        journal.finish("n1", b"1")
+        sealed = seal(journal)
+        journal.finish("n2", b"2")
+        return sealed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "seal", seal_between_records)
+        execute_interrupted(run, 1)
+    other = on_machine(object_root, tmp_path)
+    assert other.status(ADDRESS).num_finished == 2
+    execute(counting(), other)
+    assert CALLS == [2]
+    assert numbers_of(other) == [0, 1, 2]
+
+
+def test_unsent_entries_count_as_soon_as_their_machine_continues(
+    run: Run, object_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("treadle.core.journal.upload.JournalUploader.upload_new", lambda *_: None)
+        execute_interrupted(run, 2)
+        execute_interrupted(run, 0)
+    assert on_machine(object_root, tmp_path).status(ADDRESS).num_finished == 2
 
 
 def test_journal_with_a_missing_listed_segment_is_not_used(run: Run, object_root: str, tmp_path: Path) -> None:
