@@ -274,16 +274,8 @@ class Run:
         A forced attempt that did not complete leaves the instance completed, because the earlier result is still
         current. The same is true of attempts to fill gaps and to retry rows.
         """
-        record, attempts = self.record(address), self.attempts(address)
+        record, attempts, state = self._latest(address)
         last = attempts[-1] if attempts else None
-        state: InstanceState = "completed" if record else "absent"
-        if last is not None:
-            state = last.state
-            if record and (record.attempt == last.number or (record.reused_from and record.token > last.token)):
-                # Also if the process was stopped after writing the record and before writing the attempt's last state.
-                state = "completed"
-            elif state == "running" and holder_of(self.storage, self._lock_key(address)) is None:
-                state = "crashed"
         later: dict[str, Any] = {}
         if record and last and last.fingerprint == record.fingerprint and state in _CUT_OFF:
             if last.forced:
@@ -317,6 +309,29 @@ class Run:
             started_at=last.started_at if last else None,
             finished_at=last.finished_at if last else record.finished_at if record else None,
         )
+
+    def _latest(self, address: Address) -> tuple[StageRecord | None, list[AttemptRecord], InstanceState]:
+        """Return the result, the attempts and the state of an instance, all of one moment.
+
+        An attempt writes its result, then how it ended, and then releases the lease. They are read in another order, so
+        that one that ends meanwhile is not taken for crashed, nor one that has completed for one without a result.
+        """
+        unheld: AttemptRecord | None = None
+        while True:
+            attempts = self.attempts(address)
+            record, last = self.record(address), attempts[-1] if attempts else None
+            if last is None:
+                return record, attempts, "completed" if record else "absent"
+            if record and (record.attempt == last.number or (record.reused_from and record.token > last.token)):
+                # Also if the process was stopped after writing the record and before writing the attempt's last state.
+                return record, attempts, "completed"
+            if last.state != "running":
+                return record, attempts, last.state
+            if last == unheld:
+                return record, attempts, "crashed"
+            if holder_of(self.storage, self._lock_key(address)) is not None:
+                return record, attempts, "running"
+            unheld = last
 
     def _addresses(self, name: str) -> Iterator[Address]:
         """Yield the addresses below `records` or `attempts` in order, ignoring other files."""

@@ -21,6 +21,7 @@ from support.runs.counting_stage import (
 )
 
 from treadle.core.errors import JobsPending, StageFailed
+from treadle.core.runs import run as run_module
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
@@ -139,6 +140,31 @@ def test_killed_attempt_shows_as_crashed_and_is_resumed(run: Run) -> None:
     execute(counting(), run)
     assert CALLS == [1, 2]
     assert not list(run.storage.directory("").rglob(".tmp-*"))
+
+
+def test_attempt_that_ends_while_its_status_is_read_is_completed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its result, its last state and its lease are read one after the other."""
+    address = Address(1, "count")
+    execute(counting(), run)
+    record, attempt = run.record(address), run.attempts(address)[-1]
+    for read in ("record", "attempts", "holder_of"):
+        with monkeypatch.context() as patch:
+            target: Any = run_module if read == "holder_of" else Run
+            original = getattr(target, read)
+
+            def read_then_end(*asked: Any, original: Any = original, patch: pytest.MonkeyPatch = patch) -> Any:
+                found = original(*asked)
+                patch.undo()
+                assert record is not None
+                run.write_record(record)
+                run.write_attempt(attempt)
+                return found
+
+            run.storage.delete(run.key(f"records/{address}.json"))
+            run.write_attempt(attempt.model_copy(update={"state": "running"}))
+            patch.setattr(target, read, read_then_end)
+            status = run.status(address)
+            assert (status.state, status.num_rows) == ("completed", {"numbers": 3}), f"it ended after {read}"
 
 
 def test_attempt_killed_after_its_record_is_cleaned_up(run: Run) -> None:
