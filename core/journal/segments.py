@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -34,8 +35,17 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 def segments(directory: Path) -> list[tuple[int, Path]]:
-    """Return the numbers and files of the segments of a journal, in order."""
-    return sorted((int(path.stem), path) for path in directory.glob("*.journal") if path.stem.isdigit())
+    """Return the numbers and files of the segments of a journal, in order; none if it was deleted.
+
+    Raises OSError.
+    """
+    # Not `Path.glob`, which fails if the folder is deleted while it is listed.
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    stems = (name.removesuffix(".journal") for name in names if name.endswith(".journal"))
+    return sorted((int(stem), directory / f"{stem}.journal") for stem in stems if stem.isdigit())
 
 
 def segment_header(salt: int) -> bytes:

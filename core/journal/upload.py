@@ -240,7 +240,7 @@ class _Upload:
                 self._failing = False
             except RunError:
                 continue  # The next record raises if the lease is lost; a late renewal lets a later round succeed.
-            except (StorageError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - without this thread, hours of work would exist only here
                 if not self._failing:
                     _log.warning("records cannot be uploaded and stay on this machine for now: %s", error)
                 self._failing = True

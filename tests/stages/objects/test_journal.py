@@ -14,6 +14,7 @@ from support.runs.counting_stage import (
     no_calls,  # noqa: F401 - an autouse fixture
     numbers_of,
 )
+from support.runs.processes import until
 from support.servers.object_machines import ADDRESS, execute_interrupted, on_machine
 from support.sweep import sampled
 
@@ -79,6 +80,29 @@ def test_records_written_next_to_an_upload_are_counted_and_sent_once_sealed(
     execute(counting(), other)
     assert CALLS == [2]
     assert numbers_of(other) == [0, 1, 2]
+
+
+def test_uploads_continue_after_an_unforeseen_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("treadle.core.journal.upload.SEAL_INTERVAL_S", 0.01)
+    upload_new, errors = JournalUploader.upload_new, [RuntimeError("can't start new thread")]
+
+    def fail_once(uploader: JournalUploader, journal: Journal) -> None:
+        if errors:
+            raise errors.pop()
+        upload_new(uploader, journal)
+
+    def wait_for_upload(context: StageContext) -> Mapping[str, Any]:
+        context.journal.finish("n0", b"0")
+        sent = run.key("journal")
+        until(lambda: any(key.endswith(".journal") for key in run.storage.keys(sent)), "the record is uploaded")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JournalUploader, "upload_new", fail_once)
+    with pytest.raises(KeyboardInterrupt):
+        execute(counting(wait_for_upload), run)
+    assert "records cannot be uploaded and stay on this machine for now: can't start new thread" in caplog.messages
 
 
 def test_unsent_entries_count_as_soon_as_their_machine_continues(

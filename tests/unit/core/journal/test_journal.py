@@ -8,11 +8,14 @@ import itertools
 import logging
 import os
 import resource
+import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -343,6 +346,21 @@ def test_counting_skips_a_segment_deleted_meanwhile(folder: Path) -> None:
         journal.finish("o", b"row")
     (folder / "00000002.journal").symlink_to(folder / "gone")
     assert count_finished(folder) == 1
+
+
+def test_counting_a_journal_deleted_meanwhile_finds_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance that completes deletes its journal, while `treadle status` lists it."""
+    with Journal(folder) as journal:
+        journal.finish("a", b"1")
+
+    def delete_then_list(path: Path, *, original: Callable[[Path], Any]) -> Any:
+        monkeypatch.undo()
+        shutil.rmtree(folder)
+        return original(path)
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, partial(delete_then_list, original=getattr(os, name)))
+    assert count_finished(folder) == 0
 
 
 def test_empty_segment_after_a_power_loss_is_skipped(folder: Path) -> None:
