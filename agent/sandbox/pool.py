@@ -129,9 +129,16 @@ class SandboxPool:
             try:
                 timeout_s = self._settings.start_timeout_s
                 self._warm.put_nowait(await SandboxProcess.start(self._guardian, launcher, timeout_s, eager=False))
-            except SandboxError as error:
+            except Exception as error:  # noqa: BLE001 - a call may wait for this sandbox, and its clock stands still
+                failure = error if isinstance(error, SandboxError) else _unforeseen(error)
                 # Pass the error to a waiting call, if there is one; the next call tries again.
                 if self._waiting > self._warm.qsize():
-                    self._warm.put_nowait(error)
+                    self._warm.put_nowait(failure)
                 else:
-                    _logger.warning("%s", error)
+                    _logger.warning("%s", failure)
+
+
+def _unforeseen(error: Exception) -> SandboxError:
+    failure = SandboxError(f"cannot start a sandbox: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -197,11 +197,13 @@ class SandboxProcess:
         For `eager` see `Launcher.command`.
         """
         settings = launcher.settings
-        scratch = Path(tempfile.mkdtemp(prefix="treadle-")) if launcher.bwrap is None else None
-        if scratch is not None and settings.kind == "landlock":
-            scratch.chmod(0o755)  # It stays empty. If root starts the sandbox, another user must be able to read it.
+        scratch: Path | None = None
         sandbox: SandboxProcess | None = None
         try:
+            if launcher.bwrap is None:
+                scratch = Path(tempfile.mkdtemp(prefix="treadle-"))
+                if settings.kind == "landlock":
+                    scratch.chmod(0o755)  # It stays empty. Another user, as who root starts sandboxes, must read it.
             with launcher.command(scratch, eager=eager) as command:
                 guarded = _start(guardian, command, scratch)
             sandbox = cls(guardian, guarded, settings, scratch)

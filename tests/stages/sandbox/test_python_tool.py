@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -232,6 +233,30 @@ async def test_sandbox_start_failure_is_a_transient_error(tmp_path: Path) -> Non
     async with SandboxPool(settings) as pool:
         interpreter.unlink()
         with pytest.raises(SandboxError, match="cannot start a sandbox") as caught:
+            for _ in range(5):
+                await pool.run("1", time_limit_s=20.0)
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        ("tempfile.mkdtemp", OSError(errno.ENOSPC, "No space left on device")),
+        ("treadle.agent.sandbox.guardian.Guardian.start", RuntimeError("can't start new thread")),
+    ],
+)
+async def test_waiting_call_ends_whatever_keeps_sandboxes_from_starting(
+    broken: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of a waiting call stands still, so no time limit would end it."""
+
+    def fail(*given: object, **keys: object) -> None:
+        raise error
+
+    settings = SandboxSettings(kind="none", packages=(), pool_size=1)
+    async with asyncio.timeout(LIMIT_S), SandboxPool(settings) as pool:
+        monkeypatch.setattr(broken, fail)
+        with pytest.raises(SandboxError, match=f"cannot start a sandbox: .*{error.args[-1]}") as caught:
             for _ in range(5):
                 await pool.run("1", time_limit_s=20.0)
     assert caught.value.retryable
