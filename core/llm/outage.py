@@ -132,6 +132,8 @@ class Outages:
                     status = await self._ask(endpoint)
             except (Failure, TimeoutError):
                 pass
+            except Exception as error:  # noqa: BLE001 - without further checks, it would stay down for good
+                endpoint.last_error = f"its check failed: {type(error).__name__}: {error}"
             if status < 500:
                 endpoint.heartbeat.heard()
                 endpoint.readmit()

@@ -87,7 +87,7 @@ async def test_silence_logs_one_line_and_a_long_answer_none(caplog: pytest.LogCa
         await asyncio.gather(asking, again)
     lines = outage_lines(caplog)
     assert "is down: it does not respond" in lines[0]
-    parts = "is down: it does not respond|answers again after|no endpoint is left"
+    parts = "is down: it does not respond|answers again after|all endpoints are down"
     assert all(re.search(parts, line) for line in lines)
 
 
@@ -115,6 +115,21 @@ async def test_hostile_text_and_keys_stay_out_of_the_outage_log(
     line = outage_lines(caplog)[0]
     assert "is down: HTTP 500: " in line and "boom" in line and "[key]" in line
     assert not set(line) & {"\x1b", "\u202e", "\n"} and "sk-hidden" not in line
+
+
+async def test_endpoint_is_checked_again_after_an_unforeseen_error() -> None:
+    errors = [RuntimeError("can't start new thread")]
+
+    async def ask(endpoint: Endpoint) -> int:
+        if errors:
+            raise errors.pop()
+        return 200
+
+    endpoint = endpoint_at("http://127.0.0.1:9/v1", 8)
+    outages = Outages("policy", ModelSettings(model="m", probe_base_s=0.001), [endpoint], ask, random.Random(0))
+    outages.note_fault(endpoint, "refused", at_once=True)
+    await until(lambda: endpoint.usable and outages.over.is_set())
+    await outages.close()
 
 
 async def test_answer_to_an_earlier_request_does_not_end_an_outage(caplog: pytest.LogCaptureFixture) -> None:
