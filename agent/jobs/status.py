@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from treadle.core.llm.types import EndpointState
 from treadle.core.runs.records import ModelServerStatus
+
+_log = logging.getLogger(__name__)
 
 STATUS_INTERVAL_S = 5.0
 _RATE_WINDOW_S = 60.0
@@ -55,11 +58,24 @@ class ServerRates:
 
 @contextlib.asynccontextmanager
 async def reporting(report: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `report` at the start of the block, every `STATUS_INTERVAL_S` seconds, and at its end."""
+    """Call `report` at the start of the block, every `STATUS_INTERVAL_S` seconds, and at its end.
+
+    The first error of it is logged, and none ends the block or the reports.
+    """
+    has_failed = False
+
+    def try_to_report() -> None:
+        nonlocal has_failed
+        try:
+            report()
+        except Exception as error:  # noqa: BLE001 - the jobs do not depend on what is shown of them
+            if not has_failed:
+                _log.warning("the state of the jobs cannot be shown: %s: %s", type(error).__name__, error)
+            has_failed = True
 
     async def repeat() -> None:
         while True:
-            report()
+            try_to_report()
             await asyncio.sleep(STATUS_INTERVAL_S)
 
     task = asyncio.create_task(repeat())
@@ -69,4 +85,4 @@ async def reporting(report: Callable[[], None]) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        report()
+        try_to_report()

@@ -65,6 +65,24 @@ def test_status_is_reported_while_nothing_finishes() -> None:
     assert seen[-1] == (63.0, {"queued": 0, "running": 0, "failed": 1})
 
 
+def test_failed_report_ends_neither_the_jobs_nor_later_reports(caplog: pytest.LogCaptureFixture) -> None:
+    times: list[float] = []
+
+    def report() -> None:
+        times.append(asyncio.get_running_loop().time())
+        if times[-1] in (5.0, 10.0, 21.0):
+            raise BrokenPipeError("the terminal is gone")
+
+    async def work() -> str:
+        async with reporting(report):
+            await asyncio.sleep(21.0)
+        return "done"
+
+    assert own_clock.run(work()) == "done"
+    assert times == [0.0, 5.0, 10.0, 15.0, 20.0, 21.0]
+    assert caplog.messages == ["the state of the jobs cannot be shown: BrokenPipeError: the terminal is gone"]
+
+
 def test_rate_counts_each_token_once_over_the_last_minute() -> None:
     rate = Rate()
     # 10 tokens per second for two minutes, then a stall.
