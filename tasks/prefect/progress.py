@@ -61,16 +61,18 @@ class PrefectProgress(Progress):
             self._post_once()
 
     def _post_once(self) -> None:
-        if not self._changed.is_set() or not self._tracker.total:
+        total = self._tracker.total  # Read once: the stage may begin again without a total.
+        if not self._changed.is_set() or not total:
             return
         self._changed.clear()
-        percent = 100.0 * min(self._tracker.done / self._tracker.total, 1.0)
+        percent = 100.0 * min(self._tracker.done / total, 1.0)
         try:
             if self._artifact is None:
                 self._artifact = create_artifact("progress", self._key, percent, self._text())
             else:
                 update_progress(self._artifact, percent, self._text())
         except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage continues
+            self._changed.set()  # Posted again with the next update, or at the end.
             logger.warning("progress of %s could not be shown in Prefect: %s", self._label, error)
 
     def _text(self) -> str:
