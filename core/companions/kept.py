@@ -118,16 +118,17 @@ def kept_companions() -> tuple[list[KeptCompanion], list[EngineError]]:
     found, unreadable = [], []
     for path in sorted(companions_folder().glob("*.json")):
         try:
-            found.append(_read(path))
+            one = _read(path)
         except EngineError as error:
             unreadable.append(error)
+        else:
+            found += [one] if one is not None else []
     return found, unreadable
 
 
 def kept_companion(name: str) -> KeptCompanion | None:
     """Return the recorded companion with this name, or None."""
-    path = _path(name)
-    return _read(path) if path.exists() else None
+    return _read(_path(name))
 
 
 def named_companions(names: tuple[str, ...]) -> list[KeptCompanion]:
@@ -261,9 +262,12 @@ def _write(path: Path, kept: KeptCompanion) -> None:
     part.replace(path)
 
 
-def _read(path: Path) -> KeptCompanion:
+def _read(path: Path) -> KeptCompanion | None:
+    """Return a record; None if there is none, as another command may just have stopped its companion."""
     try:
         kept = KeptCompanion.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
     except (OSError, ValidationError):
         kept = None
     if kept is None or kept.format != FORMAT:

@@ -89,6 +89,24 @@ def test_unknown_names_are_refused_with_the_known_ones(tmp_path: Path) -> None:
         call("start", config_file(tmp_path))
 
 
+def test_companion_that_is_stopped_meanwhile_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record is deleted between being found and being read."""
+    kept = keep(program(), print)
+    assert kept is not None
+    record, read = kept_module._path("desk").read_bytes(), kept_module._read
+
+    def stop_then_read(path: Path) -> KeptCompanion | None:
+        path.unlink()
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_module, "_read", stop_then_read)
+        assert kept_companions() == ([], [])
+        kept_module._path("desk").write_bytes(record)
+        assert kept_companion("desk") is None
+    kept_module._path("desk").write_bytes(record)
+
+
 def test_runs_use_what_is_kept_and_leave_it_running() -> None:
     kept = keep(program(), print)
     said: list[str] = []
