@@ -9,9 +9,9 @@ nor the network.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tomllib
+import uuid
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -53,7 +53,8 @@ def _packages() -> dict[str, Path]:
 
 
 def _write(target: Path, files: dict[str, bytes]) -> None:
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    # Not named by process: in containers, a process that was killed and the next one have the same number.
+    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     for name, data in files.items():
         path = temporary / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -189,6 +189,15 @@ def test_engines_import_this_code(cache: Path) -> None:
     assert file.startswith(str(folder)) and int(length) == len(environments.lock_text("serve", "cpu"))
 
 
+def test_code_of_engines_is_copied_again_after_a_kill(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In containers, the next process has the same number."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", None)
+        with pytest.raises(TypeError):
+            own_code()
+    assert own_code().is_dir()
+
+
 def test_code_of_engines_has_every_data_file_and_the_interface(cache: Path) -> None:
     folder, above = own_code() / "treadle", ROOT
     packages = tomllib.loads((above / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
