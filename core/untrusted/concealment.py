@@ -26,9 +26,11 @@ def user_code(instance: object, payload: Mapping[str, Any]) -> Iterator[None]:
     """Run code of a user's class for the duration of the block.
 
     An error gets a note with the line of the class's file, or is replaced by one without the payload if it quotes it.
+    SystemExit becomes an error.
     """
     try:
-        yield
+        with _exits_as_errors():
+            yield
     except Exception as error:
         if (hidden := concealed(error, payload)) is not None:
             raise hidden from None
@@ -38,6 +40,16 @@ def user_code(instance: object, payload: Mapping[str, Any]) -> Iterator[None]:
                 error.add_note(f"{Path(frame.f_code.co_filename).name}, line {line}, in {frame.f_code.co_name}")
                 break
         raise
+
+
+@contextlib.contextmanager
+def _exits_as_errors() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as error:
+        # It would end the whole command, even with success, and an event loop in another thread without a word.
+        failure = RuntimeError(f"the code tried to end the process (SystemExit: {error})")
+        raise failure.with_traceback(error.__traceback__) from None
 
 
 def concealed(error: Exception, payload: Mapping[str, Any]) -> Exception | None:

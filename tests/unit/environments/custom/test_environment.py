@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -423,6 +424,30 @@ async def test_error_of_a_class_names_its_line() -> None:
     for caught, method in ((in_reset, "reset"), (in_score, "score")):
         line = getattr(Clumsy, method).__code__.co_firstlineno + 1
         assert cause_of(caught.value) == f"KeyError: 'absent'; test_environment.py, line {line}, in {method}"
+
+
+class Exiting(Guess):
+    """Ends the process, as libraries do that parse arguments."""
+
+    async def reset(self, task: Task) -> str:
+        sys.exit("no such option")
+
+    async def score(self, task: Task, rollout: StoredRollout) -> float:
+        sys.exit(0)
+
+
+async def test_exit_in_a_class_is_an_error_at_its_line() -> None:
+    kind = CustomType(Exiting)
+    with pytest.raises(RuntimeError) as in_reset:
+        await play(Exiting, Halving(load("qwen")), load("qwen"), TASK)
+    with pytest.raises(RuntimeError) as in_score:
+        await kind.score(kind.settings(), TASK, StoredRollout("finished", False, (), (), (), None, None))
+    for caught, method, said in ((in_reset, "reset", "no such option"), (in_score, "score", "0")):
+        line = getattr(Exiting, method).__code__.co_firstlineno + 1
+        assert cause_of(caught.value) == (
+            f"RuntimeError: the code tried to end the process (SystemExit: {said}); test_environment.py, line {line}, "
+            f"in {method}"
+        )
 
 
 class Silent(Environment):
