@@ -356,8 +356,9 @@ class _SyncThread:
         while True:
             self._written.wait()
             self._stopped.wait(self._interval_s)
-            stopping = self._stopped.is_set()
             self._written.clear()
+            # Read after the event is cleared: `stop` sets both, and no other event would come.
+            stopping = self._stopped.is_set()
             self._sync_once()
             if stopping:
                 return

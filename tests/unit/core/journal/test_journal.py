@@ -341,6 +341,23 @@ def test_sync_without_a_free_file_descriptor_is_reported_too(folder: Path, monke
         journal.close()
 
 
+def test_sync_ends_if_it_is_stopped_right_after_it_looked(folder: Path) -> None:
+    class StoppedOnceSeen(threading.Event):
+        def is_set(self) -> bool:
+            found = super().is_set()
+            if not found:  # as `stop` does in the thread that closes the journal
+                self.set()
+                sync._written.set()
+            return found
+
+    with Journal(folder, sync_interval_s=0.001) as journal:
+        sync = journal._sync
+        sync._stopped = StoppedOnceSeen()
+        journal.append("o", "llm-0", b"1")
+        sync._thread.join(30)
+        assert not sync._thread.is_alive(), "closing the journal would wait forever"
+
+
 def test_counting_skips_a_segment_deleted_meanwhile(folder: Path) -> None:
     with Journal(folder) as journal:
         journal.finish("o", b"row")
