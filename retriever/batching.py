@@ -102,9 +102,15 @@ class MicroBatcher:
         loop = asyncio.get_running_loop()
         queued = [_QueuedQuery(query, top_n, loop.create_future()) for query in queries]
         self._waiting.extend(queued)
-        async with self._arrived:
-            self._arrived.notify(ceil(len(queued) / self._max_batch))
-        return await asyncio.gather(*(item.answer for item in queued))
+        try:
+            async with self._arrived:
+                self._arrived.notify(ceil(len(queued) / self._max_batch))
+            return await asyncio.gather(*(item.answer for item in queued))
+        except asyncio.CancelledError:
+            for item in queued:
+                item.answer.cancel()
+            self._waiting = deque(item for item in self._waiting if not item.answer.done())
+            raise
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()

@@ -121,6 +121,23 @@ async def test_cancelled_query_is_not_searched() -> None:
     assert ranker.batches[1:] == [(["kept"], 1)]
 
 
+async def test_cancelled_queries_take_no_places_while_all_workers_are_busy() -> None:
+    ranker = HeldRanker(held=True)
+    async with batcher(ranker, max_waiting=2) as queries:
+        first = asyncio.create_task(queries.rank(["first"], 1))
+        await asyncio.to_thread(ranker.began.acquire)
+        gone = asyncio.create_task(queries.rank(["b", "c"], 1))
+        await settle()
+        gone.cancel()
+        await settle()
+        num_waiting = queries.num_waiting
+        kept = asyncio.create_task(queries.rank(["d", "e"], 1))
+        await settle()
+        ranker.go.release(2)
+        await first
+        assert num_waiting == 0 and await kept == [[(1, 1.0)], [(1, 1.0)]]
+
+
 async def test_failure_reaches_its_callers_and_the_next_batch_is_searched() -> None:
     ranker = HeldRanker()
     ranker.failure = RuntimeError("the index is broken")
