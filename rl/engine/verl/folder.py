@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -58,8 +59,11 @@ class VerlFolder:
 
     def read_groups(self, step: int, *, validation: bool) -> list[list[dict[str, Any]]]:
         """Return the lines of each group, sorted by question and group id."""
-        paths = sorted(self.groups_of(step, validation=validation).glob("*.jsonl"))
-        groups = [[json.loads(line) for line in path.read_bytes().splitlines()] for path in paths]
+        groups: list[list[dict[str, Any]]] = []
+        for path in self.groups_of(step, validation=validation).glob("*.jsonl"):
+            # A worker deletes the file of a group of which a session fails meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                groups.append([json.loads(line) for line in path.read_bytes().splitlines()])
         return sorted(groups, key=lambda lines: (str(lines[0]["row"]["question_key"]), str(lines[0]["row"]["group"])))
 
     def num_groups(self, step: int) -> int:

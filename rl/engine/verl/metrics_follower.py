@@ -126,7 +126,7 @@ class Follower:
             return
         groups = self.folder.read_groups(step, validation=False)
         kept = sum(has_spread(_rewards(group)) for group in groups)
-        if kept < options.prompts_per_step:
+        if len(groups) >= most and kept < options.prompts_per_step:
             raise NoSpread(
                 f"step {step:,}: of {len(groups):,} groups, {kept:,} have rewards that differ, but a step needs "
                 f"{options.prompts_per_step:,}; select questions whose rollouts differ, raise rl.max_extra_batches, "

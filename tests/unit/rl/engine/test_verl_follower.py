@@ -117,6 +117,24 @@ def test_dynamic_sampling_without_end_is_ended(tmp_path: Path) -> None:
     bench.follower.poll()
 
 
+def test_group_that_fails_while_it_is_read_leaves_its_draw_to_verl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, plan_of_two(dynamic_sampling=True, gen_prompts=2, max_extra_batches=1))
+    for name in "abcd":
+        bench.group(1, name, [RIGHT, RIGHT])
+    read_bytes = Path.read_bytes
+
+    def fail_then_read(path: Path) -> bytes:
+        monkeypatch.undo()
+        bench.folder.fail_group(1, path.stem, "its sessions were cancelled", validation=False)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail_then_read)
+    bench.follower._check_draws()
+    assert bench.folder.num_groups(1) == 3
+
+
 def test_state_is_reported_before_validation(tmp_path: Path) -> None:
     bench = Bench(tmp_path, plan_of_two(save_steps=2, validation_steps=2))
     bench.group(2, "v", [RIGHT], validation=True)
