@@ -129,7 +129,9 @@ class Catalogue:
         found: list[tuple[str, str]] = []
         for address in sorted(begun - finished):
             with contextlib.suppress(ConfigError):  # Skip files that are not attempts of an instance.
-                found.append((address, self._run.status(Address.parse(address)).state))
+                state = self._run.status(Address.parse(address)).state
+                # One that has completed since the records were read is shown at the next look.
+                found += [(address, state)] if state != "completed" else []
         return found
 
     def _parts_of(self, run: OpenRun, record: StageRecord, problems: list[str]) -> list[InstancePart]:

@@ -170,6 +170,24 @@ def test_later_results_appear(tmp_path: Path) -> None:
     assert after.parts["1/rollouts@base"] is before.parts["1/rollouts@base"]
 
 
+def test_instance_that_completes_during_a_look_appears_at_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "What?")])
+    catalogue, readable_records = Catalogue(run, refresh_s=0), Run.readable_records
+
+    def read_then_complete(run: Run) -> Any:
+        found = readable_records(run)
+        monkeypatch.undo()
+        put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "a", "q1")])
+        return found
+
+    monkeypatch.setattr(Run, "readable_records", read_then_complete)
+    assert catalogue.snapshot().unfinished == []
+    assert keys(catalogue.snapshot()) == ["a"]
+
+
 def test_replaced_results_are_released(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "What?")])
