@@ -257,12 +257,19 @@ class ModelPool:
                 raise EndpointUnavailable(self._outages.describe()) from None
             self._raise_if_silent(endpoint, call)
             raise self._deadline_error(call, f"waiting for {endpoint.url}") from None
+        except Failure:
+            # A hedge may have delivered its result just before, in the same round of the event loop.
+            if call.hedge_result is None:
+                raise
+            return call.take_hedge_result()
         finally:
             stats.in_flight -= 1
             self._hedges.ended(call)
             endpoint.heartbeat.unwatch(watch)
             call.limit = None  # The limit refers to the call: a cycle would keep both until the next collection.
         endpoint.heartbeat.heard()
+        if call.hedge_result is not None:
+            return call.take_hedge_result()
         if status != 200:
             if (refused := call.adapt(status, data)) is not None:
                 self._learn(refused)

@@ -11,8 +11,11 @@ from support.servers.scripted_server import Fault, Item, RecordedRequest, Script
 
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable
 from treadle.core.llm.call import PoolCall
+from treadle.core.llm.endpoint import Endpoint
+from treadle.core.llm.failures import Failure
 from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.wire import Answer
 
 
 @pytest.mark.parametrize("num_servers", [1, 2])
@@ -75,6 +78,30 @@ async def test_refused_hedge_ends_the_call() -> None:
         await warmed(pool)
         with pytest.raises(ContextTooLong):
             await ask(pool, "long", within_s=30)
+
+
+@pytest.mark.parametrize("ends", ["with a reset", "with a refusal", "with an answer"])
+async def test_answer_of_a_hedge_counts_although_the_late_attempt_ends_at_the_same_time(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both arrive in one round of the event loop, and the hedge's answer comes first."""
+    hedged = Answer("of the hedge", None, "stop", None, 1, 1)
+    asked = list[str]()
+
+    async def exchange(pool: ModelPool, endpoint: Endpoint, call: PoolCall) -> tuple[int, dict[str, str], bytes]:
+        asked.append(endpoint.url)
+        (other,) = [one for one in pool._endpoints if one is not endpoint]
+        call.deliver(other, hedged, call.sent_at)
+        if ends == "with a reset":
+            raise Failure("reset", "the server closed the connection")
+        return (500, {}, b"") if ends == "with a refusal" else (200, {}, b"{}")
+
+    monkeypatch.setattr(ModelPool, "_exchange", exchange)
+    urls = {"http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1"}
+    async with ModelPool("policy", settings(*urls)) as pool:
+        completion = await ask(pool)
+        assert (completion.text, {completion.endpoint}) == ("of the hedge", urls - set(asked))
+        assert len(asked) == 1 and not any(one.last_error for one in pool.endpoint_states())
 
 
 async def test_deadline_after_a_failed_hedge_leaves_the_work_pending() -> None:
