@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import concurrent.futures
 import itertools
 import random
 import threading
@@ -46,6 +47,8 @@ class EndpointEncoder(Encoder):
         self._backoff_s = backoff_s
         self._targets = [Target(endpoint) for endpoint in settings.endpoints]
         self._turn = itertools.count()
+        self._lock = threading.Lock()
+        self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="embeddings", daemon=True)
         self._thread.start()
@@ -64,7 +67,15 @@ class EndpointEncoder(Encoder):
         super().__init__(probe.shape[1], identity)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        with self._lock:
+            if self._is_closing:
+                work.close()
+                raise EndpointUnavailable("the encoder is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise EndpointUnavailable("the encoder was closed before its server answered") from None
 
     def _encode(self, texts: Sequence[str], *, is_query: bool) -> Vectors:
         import numpy as np
@@ -119,14 +130,24 @@ class EndpointEncoder(Encoder):
         return _vectors(data, len(texts))
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
-        if self._loop.is_closed():
-            return
-        if hasattr(self, "_client"):
-            self._run(self._client.close())
+        """End requests in progress, close the connections and end the thread."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        # Else their threads would wait forever, and keep the process from ending.
+        requests = asyncio.all_tasks() - {asyncio.current_task()}
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+        if hasattr(self, "_client"):
+            await self._client.close()
 
 
 async def _make_client() -> HttpClient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import threading
@@ -177,8 +178,6 @@ async def embeddings(answers: list[Answer]) -> AsyncIterator[tuple[str, list[dic
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
-    import asyncio
-
     return await asyncio.to_thread(work)
 
 
@@ -244,6 +243,34 @@ async def test_server_that_is_not_an_encoder_is_named(answer: Answer, error: typ
     async with embeddings([answer]) as (url, _):
         with pytest.raises(error, match=match):
             await in_thread(lambda: client(url))
+
+
+def test_closing_ends_a_request_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for the server would keep an interrupted command from ending."""
+    asked, failures = threading.Event(), list[EndpointUnavailable]()
+
+    async def ask(encoder: EndpointEncoder, target: object, texts: list[str]) -> np.ndarray:
+        if texts != ["dimension"]:
+            asked.set()
+            await asyncio.Event().wait()
+        return np.zeros((1, 2), np.float32)
+
+    def search() -> None:
+        try:
+            encoder.encode_queries(["heron"])
+        except EndpointUnavailable as failure:
+            failures.append(failure)
+
+    monkeypatch.setattr(EndpointEncoder, "_ask", ask)
+    encoder = client("http://127.0.0.1:9/v1")
+    thread = threading.Thread(target=search, daemon=True)
+    thread.start()
+    assert asked.wait(30)
+    encoder.close()
+    thread.join(30)
+    assert not thread.is_alive() and len(failures) == 1
+    with pytest.raises(EndpointUnavailable, match="closed"):
+        encoder.encode_queries(["heron"])
 
 
 def test_server_model_needs_its_prefixes() -> None:
