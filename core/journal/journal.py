@@ -374,8 +374,9 @@ class _SyncThread:
                     self._failure = error
         for descriptor in descriptors:
             try:
-                os.fsync(descriptor)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)  # Network file systems may report failed writes only here.
             except OSError as error:
                 self._failure = error
-            finally:
-                os.close(descriptor)

@@ -314,13 +314,21 @@ def test_refused_write_is_reported_and_loses_nothing_stored(folder: Path) -> Non
         assert journal.num_damaged == 0
 
 
-def test_failed_sync_is_reported_at_the_next_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failing", ["fsync", "close"])
+def test_failed_sync_is_reported_at_the_next_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """A network file system may report a failed write only when the file is closed."""
+    original = getattr(os, failing)
+
     def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        original(descriptor)
+        if threading.current_thread() is journal._sync._thread:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     journal = Journal(folder, sync_interval_s=0)
     journal.append("o", "llm-0", b"")
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, failing, fail)
     journal.append("o", "llm-1", b"")
     with pytest.raises(StorageError, match="the disk reports a read or write failure"):
         journal.close()
