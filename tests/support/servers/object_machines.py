@@ -83,9 +83,9 @@ class Machine:
     """A process on its own machine: it prints what it starts, and continues after each input line."""
 
     def __init__(self, program: str, root: str, work: Path, *, passes_time: bool = False) -> None:
-        """Start a program after `SHARED_TIME`; its neighbours in the folder of `work` have the same clock.
+        """Start a program after `SHARED_TIME`; machines whose `work` is in the same folder share a clock.
 
-        If `passes_time`, leases that nobody renews expire while it waits.
+        If `passes_time`, leases without renewals expire while it waits.
         """
         clock = work.parent / "clock"
         if not clock.exists():
