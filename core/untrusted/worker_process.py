@@ -27,8 +27,8 @@ START_TIMEOUT_S = 120.0
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that end a child through no fault of its own: from the OOM killer, a scheduler or a terminal."""
 _READ_BYTES = 1 << 20
-_EXIT_S = 1.0
-"""Seconds that a process gets to exit after it closed its output."""
+_EXIT_S = 10.0
+"""Seconds that a process gets to exit after it closed its output; on a busy machine the end itself takes a while."""
 
 
 class WorkerNotStarted(Exception):

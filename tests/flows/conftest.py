@@ -121,7 +121,7 @@ def checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProce
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             return response.status == 200
     except OSError:
         return False

@@ -97,16 +97,12 @@ def test_records_of_a_holder_that_lost_its_lease_are_refused(
 
 
 PROGRAM = """
-import os, signal, sys
 from treadle.core.journal import upload as journal_upload
-from treadle.core.store import object_lease
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.address import Address
 from support.runs.counting_stage import counting
 journal_upload.SEAL_INTERVAL_S = 0.05
-object_lease.TIMES = object_lease.LeaseTimes(length_s=2.0, renew_s=0.2, safety_s=0.3)
-object_lease._POLL_S = 0.1
 
 def work(context):
     for number in range(context.settings.count):
@@ -142,7 +138,7 @@ def test_machine_that_replaces_a_killed_one_repeats_no_uploaded_work(
     wait_until_sent(run, 2)
     first.process.kill()
     first.process.communicate()
-    lines, error = Machine(PROGRAM, object_root, tmp_path / "b").end()
+    lines, error = Machine(PROGRAM, object_root, tmp_path / "b", passes_time=True).end()
     assert lines == ["2", "3", "4", "5", "done"], error
     assert numbers_of(run) == [0, 1, 2, 3, 4, 5]
 
@@ -154,7 +150,7 @@ def test_process_that_resumes_after_losing_its_lease_changes_nothing(
     assert first.line() == "0"
     wait_until_sent(run, 1)
     first.process.send_signal(signal.SIGSTOP)
-    second = Machine(PROGRAM, object_root, tmp_path / "b")
+    second = Machine(PROGRAM, object_root, tmp_path / "b", passes_time=True)
     assert second.line() == "1"
     first.process.send_signal(signal.SIGCONT)
     _, error = first.end()

@@ -194,16 +194,14 @@ def test_four_concurrent_processes_match_one_and_send_each_request_once(
 
 
 PROGRAM = """
-import sys
+from types import SimpleNamespace
 from treadle.core.journal import upload as journal_upload
-from treadle.core.store import object_lease
 from treadle.core.runs import shard_work, shards
 from treadle.core.runs.run import Run
 from treadle.core.runs.helping import help_instance
 from unit.core.runs.test_shards import Counting
 journal_upload.SEAL_INTERVAL_S = 0.05
-object_lease.TIMES = object_lease.LeaseTimes(length_s=2.0, renew_s=0.2, safety_s=0.3)
-shards.POLL_S = shard_work.POLL_S = object_lease._POLL_S = 0.1
+shards.time = shard_work.time = SimpleNamespace(sleep=wait)
 counting = Counting()
 
 def before(owner):
@@ -228,7 +226,7 @@ def test_frozen_worker_that_lost_its_shard_writes_nothing_more(object_root: str,
         index = local.shard_of(done, 2)
         until(lambda: count_recorded(run.storage, shards.shard_key(plan, index)) == 1, "one record was sent up")
         frozen.process.send_signal(signal.SIGSTOP)
-        made, error = Machine(PROGRAM, object_root, tmp_path / "b").end()
+        made, error = Machine(PROGRAM, object_root, tmp_path / "b", passes_time=True).end()
         assert sorted(made) == sorted(set(EVERY) - {done}), error
         frozen.process.send_signal(signal.SIGCONT)
         _, error = frozen.end()

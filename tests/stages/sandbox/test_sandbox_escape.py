@@ -7,11 +7,11 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.runs.processes import until
 from support.sandbox import sandbox_probes, sandbox_table
 from support.sandbox.sandbox_probes import verdict
 from support.sandbox.sandbox_programs import ENDLESS, ESCAPE_UNCONFINED, FATAL, FINDS, FLOODS, GLIMPSES, HEAVY, LEAVES
@@ -99,7 +99,4 @@ def test_no_process_remains_after_killing_the_host_process(user: str, kind: str)
         held = report["held"]
         assert len(held) >= 3
         os.kill(report["pid"], signal.SIGKILL)
-    until = time.monotonic() + 10
-    while any(map(_is_running, held)) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not any(map(_is_running, held))
+    until(lambda: not any(map(_is_running, held)), f"the end of the processes {held}")

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import confined_algebra
+from support.runs.processes import until
 
 from treadle.core.answers.math_equal import SymbolicVerdict, math_equal
 from treadle.core.answers.rules import score_answer
@@ -329,10 +329,7 @@ def test_worker_exits_with_its_parent() -> None:
     parent = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert parent.returncode == -signal.SIGKILL
     pid = int(parent.stdout)
-    end = time.monotonic() + 20
-    while _is_running(pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not _is_running(pid)
+    until(lambda: not _is_running(pid), f"the end of the worker {pid}")
 
 
 def _is_running(pid: int) -> bool:

@@ -51,7 +51,7 @@ time.sleep(600)
 """
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = 120.0) -> bool:
     """Poll a condition, bounded."""
     deadline = time.monotonic() + timeout_s
     while not condition():

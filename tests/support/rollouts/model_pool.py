@@ -46,7 +46,7 @@ def recorder() -> tuple[list[float], Callable[[float], Awaitable[None]]]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Run the event loop until a condition holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.002)
 

@@ -176,7 +176,7 @@ def tutor(*arguments: str) -> Iterator[str]:
 
 def num_requests(url: str) -> int:
     """Return how many completions a tutor has been asked for."""
-    with urllib.request.urlopen(url.removesuffix("/v1") + "/log/counts", timeout=10) as response:
+    with urllib.request.urlopen(url.removesuffix("/v1") + "/log/counts", timeout=120) as response:
         return int(json.load(response)["requests"])
 
 

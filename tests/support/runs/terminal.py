@@ -76,7 +76,7 @@ class Terminal:
     def ended(self) -> int:
         """Wait for the end of the program; returns its exit code."""
         code = self.process.wait(timeout=120)
-        self._reader.join(timeout=10)
+        self._reader.join(timeout=120)
         return code
 
 

@@ -59,14 +59,46 @@ def execute_interrupted(run: Run, num_finished: int, **options: Any) -> None:
         execute(counting(cut_off), run, **options)
 
 
+SHARED_TIME = """
+import os, sys, time
+from pathlib import Path
+from treadle.core.store import object_lease
+
+def now():
+    return float(Path(sys.argv[2]).read_text())
+
+def wait(seconds):
+    if sys.argv[3] == "passes":
+        new = Path(f"{sys.argv[2]}.{os.getpid()}")
+        new.write_text(str(now() + object_lease.LeaseTimes().length_s))
+        new.replace(sys.argv[2])
+    time.sleep(0.1)
+
+object_lease.TIMES = object_lease.LeaseTimes(renew_s=0.2, clock=now, sleep=wait)
+"""
+"""Beginning of the programs of machines: leases expire by a clock that stands still unless one of them passes time."""
+
+
 class Machine:
     """A process on its own machine: it prints what it starts, and continues after each input line."""
 
-    def __init__(self, program: str, root: str, work: Path) -> None:
+    def __init__(self, program: str, root: str, work: Path, *, passes_time: bool = False) -> None:
+        """Start a program after `SHARED_TIME`; machines whose `work` is in the same folder share a clock.
+
+        If `passes_time`, leases without renewals expire while it waits.
+        """
+        clock = work.parent / "clock"
+        if not clock.exists():
+            clock.write_text("0.0")
         environment = {**os.environ, "TREADLE_WORK": str(work), "PYTHONPATH": str(Path(__file__).parents[2])}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, root], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+            [sys.executable, "-c", SHARED_TIME + program, root, str(clock), "passes" if passes_time else "stands"],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            env=environment,
         )
 
     def line(self) -> str:

@@ -33,7 +33,7 @@ class Postgres:
     def ask(self, query: str) -> list[list[str]]:
         """Return the rows that a query finds, each value as text."""
         argv = [str(self.bin / "psql"), "--no-psqlrc", "--tuples-only", "--no-align", "-F", "\t", "-c", query, self.url]
-        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300)
         return [line.split("\t") for line in done.stdout.splitlines()]
 
 

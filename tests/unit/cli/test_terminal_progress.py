@@ -31,7 +31,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, written: io.StringIO) -> io.StringI
 
 
 def shown(stderr: io.StringIO, words: str) -> None:
-    until(lambda: words in stderr.getvalue(), words, limit_s=20.0)
+    until(lambda: words in stderr.getvalue(), words)
 
 
 def test_stage_is_announced_before_its_total_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
