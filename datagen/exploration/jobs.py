@@ -82,8 +82,8 @@ class ExplorationJobs:
         self._accepts_failures = accepts_failures
         self._weights = [table.digest for table in inputs.get("checkpoint", ())]
         self._digests = {name: one.digest() for name, one in settings.named_environments().items()}
-        self._asked = [semantic_dump(settings.environment_roles), semantic_dump(settings.summarizer)]
-        """Models that episodes ask."""
+        self._episode_models = [semantic_dump(settings.environment_roles), semantic_dump(settings.summarizer)]
+        """Models in roles of episodes, and the summarizer of pages."""
         self.seed_rows = {
             row["question_key"]: row for row in selected_questions(settings.options, inputs["questions"], _READ)
         }
@@ -171,7 +171,9 @@ class ExplorationJobs:
     def _key(self, kind: str, row: Mapping[str, Any], parts: Sequence[Any]) -> str:
         state = [row["question_key"], row["payload"], row["search"], row["environment"]]
         digest = self._digests[row["environment"]]
-        return job_key(CONTENT_VERSION, kind, self._settings.seed, self._weights, self._asked, digest, state, parts)
+        return job_key(
+            CONTENT_VERSION, kind, self._settings.seed, self._weights, self._episode_models, digest, state, parts
+        )
 
 
 def exploring_task(row: Mapping[str, Any], instruction: str) -> Task:
