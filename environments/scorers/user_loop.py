@@ -193,7 +193,7 @@ class _Running:
                     return _too_slow(call) if scope.expired() else error
                 except Exception as error:  # noqa: BLE001 - any error of a user's code leaves one rollout without a verdict
                     return error
-                except BaseException as error:  # noqa: BLE001 - such as SystemExit, which would end the loop
+                except BaseException as error:  # noqa: BLE001 - such as CancelledError, which a user's code may raise itself
                     return ToolError(f"scorer {call.name} raised {type(error).__name__}")
 
     @contextlib.contextmanager

@@ -113,7 +113,7 @@ def test_value_that_cannot_be_used_leaves_one_rollout_without_a_verdict(value: A
     [
         ("hang", "scorer given did not return within 0.3 s"),
         ("block", "scorer given blocked its event loop for 0.3 s; use `await`"),
-        ("exit", "scorer given raised SystemExit"),
+        ("exit", "tried to end the process (SystemExit: 3); test_user_scorers.py, line "),
         ("cancel", "scorer given raised CancelledError"),
     ],
 )
