@@ -28,7 +28,7 @@ _THINK = "think"
 
 
 def with_beginning(messages: Sequence[Mapping[str, str]], begun: str) -> list[Mapping[str, str]]:
-    """Return messages whose last one also says how the reply begins."""
+    """Return messages whose last one also states the beginning of the reply."""
     *others, last = messages
     return [*others, {**last, "content": f"{last['content']}\n\n{_BEGUN.format(begun=begun)}"}]
 

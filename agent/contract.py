@@ -327,14 +327,14 @@ class Episode(Protocol):
         ...
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
-        """Bring the episode into the state after a journaled observation, as its way to resume demands.
+        """Restore the state after a journaled observation, as the episode's `Resume` mode requires.
 
         Raises EpisodeDiverged if that is not possible; the rollout then begins again.
         """
         ...
 
     async def outcome(self) -> Outcome | None:
-        """Return what only the live state can tell of the ended episode; None if there is nothing."""
+        """Return the result of the ended episode that only its live state shows; None if there is none."""
         ...
 
     async def close(self) -> None:

@@ -46,7 +46,7 @@ _NEEDS_NO_STOPS = frozenset({"judge", "redundancy", "summarizer"})
 
 
 def check_trained(name: str, model: ModelSettings) -> None:
-    """Raise ConfigError for a policy that is to be trained on its own rollouts, but has no token ids."""
+    """Raise ConfigError for a policy that should be trained on its own rollouts, but has no token ids."""
     if not model.continues_text:
         raise ConfigError(
             f'models.{name}: api = "chat" has no token ids, which rollouts need that train their own policy; name a '
@@ -99,7 +99,7 @@ class ModelSession:
     def for_role(self, role: str, sampling: Sampling, *, only_messages: bool = False) -> RoleModel:
         """Return the model for a role other than the policy. Raises ConfigError if it cannot take that role.
 
-        `only_messages` says that the role is asked with messages alone, never with a prefill or stop strings.
+        With `only_messages`, the role is asked with messages alone, never with a prefill or stop strings.
         """
         settings = self.meter.pool.settings
         check_sampling(role, self.name, sampling, self.facts)
@@ -181,7 +181,7 @@ class ModelSessions:
     async def model(
         self, name: str, settings: ModelSettings, tokenizer_digest: str = "", *, calls_tools: bool = False
     ) -> ModelSession:
-        """Open a model and check all its endpoints; `calls_tools` says that it is asked with native tools.
+        """Open a model and check all its endpoints; with `calls_tools`, it is asked with native tools.
 
         Raises ConfigError and EndpointUnavailable.
         """

@@ -101,7 +101,7 @@ class ModelBinding:
 
     With `codec` None, requests are text. Then `renderer` renders the prompt if a tokenizer is known although the server
     gives no ids; without one, plain ChatML is used. With `chat`, the service renders the messages and there are no ids.
-    `returns_reasoning` says that the service demands its reasoning back, next to the calls that it led to.
+    With `returns_reasoning`, the service demands its reasoning back, next to the calls that it led to.
     """
 
     model: CompletionModel

@@ -39,8 +39,8 @@ _NO_NAME = re.compile("[^A-Za-z0-9_-]")
 class FunctionChatPrompts(ChatPrompts):
     """Requests as chat messages with native tool calls.
 
-    In the transcript, a call of the service stands as a Hermes model would write it, so that calls and their errors are
-    read in one way. The service gets its own words and ids back.
+    In the transcript, a call of the service is written as by a Hermes model, so that calls and their errors are read in
+    one way. The service gets its own words and ids back.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class FunctionChatPrompts(ChatPrompts):
 
     def _add_turn(self, content: str, calls: Sequence[ToolCall], reasoning: str) -> None:
         if self._messages[-1]["role"] == "assistant":
-            self._messages.append(_CONTINUE)  # as it was asked
+            self._messages.append(_CONTINUE)  # the request ended with it, too
         returned = {"reasoning_content": reasoning} if self._engine.returns_reasoning else {}
         if not calls:
             self._messages.append({"role": "assistant", "content": content, **returned})

@@ -43,7 +43,7 @@ def cut(
     dialect: Dialect,
     codec: Codec | None,
 ) -> Prefix:
-    """Return the first `num_segments` segments of a trajectory as a prefix, with the ids kept as they are.
+    """Return the first `num_segments` segments of a trajectory as a prefix, with the ids unchanged.
 
     If the boundary lies inside a token, the kept part of that token is encoded again. The calls are those of the kept
     segments. Raises ValueError if the trajectory has fewer segments.

@@ -26,7 +26,7 @@ class RoleBackend(CompletionModel, ChatModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer of a model in a role, without the prefill; `is_truncated` says that it was truncated at `max_tokens`."""
+    """Answer of a model in a role, without the prefill; `is_truncated` is set if `max_tokens` cut it short."""
 
     text: str
     is_truncated: bool

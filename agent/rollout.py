@@ -324,7 +324,7 @@ class Rollout:
         )
 
     async def _outcome(self) -> Outcome | None:
-        """Ask the episode for its outcome once; it is cached, since its live state is gone after a resume."""
+        """Ask the episode for its outcome once; it is cached, since its live state no longer exists after a resume."""
         known = self._cache.get(OUTCOME_UNIT)
         if known is not None:
             return Outcome(**orjson.loads(known))

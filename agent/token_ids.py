@@ -45,8 +45,8 @@ class Codec(Protocol):
 def keep_prefix(codec: Codec, ids: list[int], origins: list[int], text: str) -> tuple[list[int], list[int], int]:
     """Shorten ids to those of `text`, which is a prefix of their decoded text.
 
-    Returns ids, origins and the number of ids dropped. Ids that lie wholly within the text stay as they are; the rest
-    of the text, which ends inside a token, is encoded again.
+    Returns ids, origins and the number of ids dropped. Ids that lie wholly within the text stay unchanged; the rest of
+    the text, which ends inside a token, is encoded again.
     """
     count = codec.count_within(ids, text)
     tail = text[len(codec.decode(ids[:count])) :]

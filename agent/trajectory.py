@@ -74,8 +74,8 @@ class Sample:
     """One token sequence that a rollout consists of, ready for training; without token ids all lists are empty.
 
     Attributes:
-        prompt_ids: Ids before the first turn of the model, as they were sampled from; after a trim of the context, with
-            the earlier segments that stayed.
+        prompt_ids: Ids before the first turn of the model, exactly as the model got them; after a trim of the context,
+            with the earlier segments that stayed.
         ids: Ids after them: turns of the model, results, messages and frames.
         origins: Origin of each of `ids`; see `treadle.agent.token_ids`.
         turn_starts: Number of `ids` before each turn of the model.
@@ -124,9 +124,9 @@ class Trajectory:
         num_turns: Generation calls that made it, those of its prefix included.
         truncated: Whether it ended before its task did.
         turn_rewards: Reward of each turn from the environment; None for those without one.
-        outcome: What the environment said of the whole episode, if it said something.
+        outcome: Outcome that the environment returned for the whole episode; None if it returned none.
         first_messages: Messages before the first turn, without the hint; empty if they are not known.
-        tools: Tools that the model was told of by their schemas, those that were added later last.
+        tools: Tools whose schemas the model was given, with those that were added later at the end.
         num_added_tools: Number of them that were added during the episode.
     """
 
@@ -209,7 +209,7 @@ def split_by_context(
 
 
 def by_sample(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Return the segments of each sample, told by their offsets, which begin at 0 again; without ids all are one's."""
+    """Group segments by sample, based on their offsets, which restart at 0; without ids they form one group."""
     groups: list[list[Segment]] = [[]]
     for segment in segments:
         if groups[-1] and segment.start < groups[-1][-1].end:

@@ -1,6 +1,6 @@
 """Hold the growing context of a rollout after its prompt: token ids, their origins, and the decoded text and segments.
 
-Sampled ids are kept as they are. The tail is cut only if generation ran past a stop marker, or if a cut falls inside a
+Sampled ids are kept unchanged. The tail is cut only if generation ran past a stop marker, or if a cut falls inside a
 token. What is left of that token is encoded again (origin 2: no log-prob loss). A stop marker that the server left out
 is encoded in the same way. What the environment writes is encoded separately: a block inside the assistant's turn, or
 messages between two turns, with the control tokens that the chat template puts there. The transcript is append-only;
@@ -56,7 +56,7 @@ class Transcript:
     def __init__(
         self, dialect: Dialect, codec: Codec | None, prefix: Prefix | None = None, reply_text: ReplyText | None = None
     ) -> None:
-        """Start a context; `reply_text` writes messages in text mode, without it they stand alone (chat messages)."""
+        """Start a context; `reply_text` renders messages in text mode; without it their contents are kept (chat)."""
         self._dialect = dialect
         self._codec = codec
         self._reply_text = reply_text
@@ -105,7 +105,7 @@ class Transcript:
     def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """Show only the segments with these numbers from now on, and what follows; call it between turns only.
 
-        Ids stay as they are, unless a token also holds text of a segment that is left out. Segments in `texts` are
+        Ids stay unchanged, unless a token also holds text of a segment that is left out. Segments in `texts` are
         shown with that text, which is encoded here, apart from the beginning that is the segment's own.
         """
         segments = self.segments()
@@ -311,7 +311,7 @@ class Transcript:
 
         def ids_of(messages: Sequence[Mapping[str, str]]) -> list[int]:
             ids, num_end = codec.reply_ids(messages)
-            # The id that the model sampled to end its turn stands for the one that the template writes.
+            # The id that the model sampled to end its turn replaces the one that the template writes.
             return [*sampled, *ids[num_end:]] if sampled else ids
 
         ids = ids_of(messages)
@@ -370,7 +370,7 @@ class Transcript:
         return self._spans[-1]
 
     def _adopt(self, segments: Sequence[Segment], pending: bool) -> None:
-        """Load the segments of a prefix: finished ones as they are, trailing model text as the open span."""
+        """Load the segments of a prefix: finished ones unchanged, trailing model text as the open span."""
         begin = len(segments)
         while begin and segments[begin - 1].kind not in SYSTEM_KINDS and not self._ends_span(segments, begin, pending):
             begin -= 1

@@ -61,7 +61,7 @@ class Context:
         num_segments: Number of segments before its own part, which is shown whole.
         num_ids: Number of ids before its own part.
         num_turns: Number of turns before its own part.
-        ids: Ids of the kept segments, as they are shown.
+        ids: Ids of the kept segments, in the form that requests show.
         texts: Texts that are shown instead of those of earlier segments, by number.
         num_left_out: Number of results and messages among the segments that are not shown.
     """

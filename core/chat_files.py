@@ -79,8 +79,8 @@ class TokenizerFiles:
 def _token_id(tokenizer_json: bytes, token: str) -> int | None:
     """Return the id of a token; None if the file does not have it, or is damaged.
 
-    Tokens that end a turn are nearly always added tokens, which stand before the vocabulary: reading these alone takes
-    a thousandth of the time.
+    Tokens that end a turn are nearly always added tokens, which precede the vocabulary: reading these alone takes a
+    thousandth of the time.
     """
     if start := _ADDED_TOKENS.search(tokenizer_json):
         text = tokenizer_json[start.end() - 1 : start.end() + _ADDED_BYTES].decode("utf-8", "ignore")

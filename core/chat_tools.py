@@ -71,7 +71,7 @@ def find_tool_support(tokenizer: ToolTokenizer) -> ToolSupport:
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     whole = _rendered(tokenizer, [_QUESTION, turn], [_TOOL], open_turn=False)
     before = _rendered(tokenizer, [_QUESTION], [_TOOL], open_turn=False)
-    # Schemas may stand behind the question; they are no example of a call.
+    # Schemas may come after the question; they are no example of a call.
     example = whole.removeprefix(before) if before and whole.startswith(before) else ""
     return ToolSupport(
         True, example if _NAME in example else "", _writes_result(tokenizer), opens_reasoning, writes_system

@@ -111,7 +111,7 @@ def find_rewrites(tokenizer: TurnTokenizer, roles: Sequence[str]) -> dict[str, s
 
     A value continues the sentence "The chat template ...". Kinds:
 
-    - `thoughts`: drops or changes `<think>` blocks of earlier turns; other turns may be as they were.
+    - `thoughts`: drops or changes `<think>` blocks of earlier turns; other turns may be unchanged.
     - `white_space`: changes white space at the ends of earlier turns.
     - `opening`: begins an earlier turn differently from the open one.
     - `last_turn`: begins the last turn of a finished conversation differently from an earlier one.
@@ -180,7 +180,7 @@ class _Growth:
 
     @property
     def keeps_turns(self) -> bool:
-        """Whether the turns are in the whole conversation as they are, in order."""
+        """Whether the whole conversation contains the turns unchanged and in order."""
         return re.search(".*".join(map(re.escape, self._turns)), self.whole, re.DOTALL) is not None
 
     def differences(self) -> dict[str, str]:

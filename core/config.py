@@ -96,7 +96,7 @@ class Section(BaseModel):
 
     @classmethod
     def variants(cls) -> Sequence[type[Section]]:
-        """Return the sections that may stand in place of this one, for messages and the reference."""
+        """Return the sections that may be used in place of this one, for messages and the reference."""
         return ()
 
     def effective(self) -> Self:
@@ -104,7 +104,7 @@ class Section(BaseModel):
         return self
 
     def as_text(self) -> str | None:
-        """Return the text that stands for this section, in fingerprints too; None if it has to be a table."""
+        """Return the text that represents this section, in fingerprints too; None if it has to be a table."""
         return None
 
 

@@ -1,7 +1,7 @@
 """Define all errors that a user may see, by the boundary they come from.
 
-Three rules apply. A message says what happened, with which thing, and what to do about it. `retryable` tells failures
-that may pass (an endpoint that is down) from those that will not (a wrong key). The command line prints a
+Three rules apply. A message explains what happened, with which thing, and what to do about it. `retryable` separates
+failures that may pass (an endpoint that is down) from those that will not (a wrong key). The command line prints a
 `TreadleError` as one line and exits with its `exit_code`; any other exception is a bug in Treadle.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean '...'?)` with the known name that is most like a wrong one; empty if none is like it."""
+    """Return ` (did you mean '...'?)` with the known name that is most like a wrong one; empty if no name is close."""
     import difflib
 
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

@@ -31,7 +31,7 @@ def outlives_parent() -> bool:
 
 
 def end_with_parent() -> None:
-    """Send this process SIGTERM once its parent is gone, and exit GRACE_S later; a second call does nothing."""
+    """Send this process SIGTERM once its parent has ended, and exit GRACE_S later; a second call does nothing."""
     if not any(thread.name == _watch.__name__ for thread in threading.enumerate()):
         threading.Thread(target=_watch, args=(os.getppid(),), name=_watch.__name__, daemon=True).start()
 

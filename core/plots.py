@@ -13,7 +13,7 @@ COLOUR, LIGHT, WARM = "#2a5d9f", "#b5cbe6", "#b03030"
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "treadle",  # Without it, ids in the file are random.
     "svg.fonttype": "none",
-    "text.parse_math": False,  # Show a `$` in a name as it is.
+    "text.parse_math": False,  # Show a `$` in a name unchanged.
     "font.size": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -63,7 +63,7 @@ class Registry(Generic[T_Entry]):
         example: Type of a user, such as `my_tools.py:weather`, for errors.
         shipped: Name -> `module:Class`.
         methods: Name -> call of the methods that a class must have, such as `{"rank": "rank(candidates)"}`.
-        settings_of: Function from what a name stands for, and its place, to the class of its settings. Raises
+        settings_of: Function from the object that a name refers to, and its place, to the class of its settings. Raises
             ConfigError. None: the class itself.
     """
 
@@ -80,7 +80,7 @@ class Registry(Generic[T_Entry]):
         return list(dict.fromkeys([*self.shipped, *entry_point_places(self.group)]))
 
     def find(self, name: str, file: Path | None = None) -> tuple[Any, str]:
-        """Return what a type's name stands for, and its place; `file` is that of a class in a file.
+        """Return the object that a type's name refers to, and its place; `file` is that of a class in a file.
 
         Raises ConfigError, listing what there is.
         """
@@ -133,7 +133,7 @@ class Registry(Generic[T_Entry]):
             raise ValueError(
                 f'a key `type` is needed, such as {{ type = "{self.example}" }}; known: {", ".join(self.known())}'
             )
-        # The digest is that of the file as it is now, whatever was stored.
+        # The digest is that of the current file, whatever was stored.
         given = {key: value for key, value in data.items() if key != "code_sha256"} | {"type": name}
         file = find_code_file(name, given.get("code_file"))
         if file is not None:
@@ -162,7 +162,7 @@ class Registry(Generic[T_Entry]):
         return self.parse(data)
 
     def import_folder(self, settings: Entry) -> Path | None:
-        """Return the folder that an import of a type's module needs on the path; None if it has none of its own.
+        """Return the folder that an import of a type's module needs on the path; None if it needs no such folder.
 
         Engines have other packages, and do not see the `PYTHONPATH` of this process.
         """
@@ -173,7 +173,7 @@ class Registry(Generic[T_Entry]):
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the keys of every named type, and any keys for a class named by its place; Prefect's form shows it.
 
-        A type may stand as a text in place of its table. No class is loaded that only a configuration names.
+        A type may be given as a text in place of its table. No class is loaded that only a configuration names.
         """
         default = self.base.model_fields["type"].default
         variants = []
@@ -196,7 +196,7 @@ class Registry(Generic[T_Entry]):
 def edited_code(dumped: Any, loaded: Any) -> Path | None:
     """Return a file with code that was edited between the dump of a section and its loading; None if there is none.
 
-    Loading takes the code as it is now, but results are filed under the digest in the dump.
+    Loading takes the current code, but results are filed under the digest in the dump.
     """
     pairs: list[tuple[Any, Any]] = []
     if isinstance(loaded, Section) and isinstance(dumped, Mapping):

@@ -132,7 +132,7 @@ def find_table(kind: str) -> Table | None:
     Raises ConfigError if a stage cannot be loaded.
     """
     if kind not in TABLES:
-        # By name, because stages are above this package, which knows none of them.
+        # By name, because stages are above this package, which must not import them.
         importlib.import_module("treadle.stages.registry").stage_entries()
     return TABLES.get(kind)
 

@@ -184,7 +184,7 @@ class TimeLimit:
         return self._ends_now or self._scope.expired()
 
     def end_now(self) -> None:
-        """End the limited block now, as if its time were up, even while its work clock stands still."""
+        """End the limited block now, as if its time were up, even while its work clock is held."""
         if not self.expired():
             self._ends_now = True
             self._scope.reschedule(asyncio.get_running_loop().time())

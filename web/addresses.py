@@ -101,7 +101,7 @@ class AddressRule:
         if not _is_public(found):
             raise BlockedAddress(f"{found} is not a public address")
         if port not in PORTS:
-            raise BlockedAddress(f"port {port} of {found} is none of {', '.join(map(str, sorted(PORTS)))}")
+            raise BlockedAddress(f"port {port} of {found} is not one of {', '.join(map(str, sorted(PORTS)))}")
         if _is_this_machine(found):
             raise BlockedAddress(f"{found} is an address of this machine")
 

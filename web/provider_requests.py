@@ -143,7 +143,7 @@ def organic_hits(answer: Any, most: int = MAX_HITS) -> tuple[WebHit, ...] | None
     """Return the hits of an answer in any known format, leaving out hits without a usable URL.
 
     Known are a list, and an object with `organic`, `results`, `web.results` or `webPages.value`. Returns None if the
-    answer has none of these formats, or if a hit is not an object.
+    answer has another format, or if a hit is not an object.
     """
     found = answer
     if isinstance(answer, dict):
@@ -206,7 +206,7 @@ def _parsed(data: bytes) -> Any:
 
 
 def repeats_key(hits: Iterable[WebHit], key: str) -> bool:
-    """Return whether hits contain the API key, as it is or as URLs and HTML encode it."""
+    """Return whether hits contain the API key, unchanged or as URLs and HTML encode it."""
     return _spell((text for hit in hits for text in (hit.title, hit.url, hit.snippet, hit.site_name, hit.date)), key)
 
 

@@ -123,7 +123,7 @@ class WebSearch:
         self._stack.push_async_callback(self._recorder.close)
 
     async def _open_network(self) -> None:
-        """Open provider, fetcher and reader; imported here, since a replay needs none of them."""
+        """Open provider, fetcher and reader; imported here, since a replay does not need them."""
         settings = self._settings
         if self._provider is None and settings.provider is not None:
             from treadle.web.providers import WebProvider

@@ -17,7 +17,7 @@ _MAX_HOST_CHARS = 253
 def checked_url(text: str, base: URL | None = None) -> URL:
     """Return the normal form of a URL: lower-case ASCII host without a trailing dot, no fragment, no default port.
 
-    An IPv4-mapped IPv6 address becomes the IPv4 address that it stands for.
+    An IPv4-mapped IPv6 address becomes the IPv4 address that it represents.
 
     Args:
         text: URL as given by a search or a `Location` header.

@@ -87,7 +87,7 @@ class DevTools:
                 data = await self._connection.output.readuntil(b"\0")
                 self._take(orjson.loads(data[:-1]))
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError):
-            # A message that cannot be read leaves no way to tell what belongs to which command.
+            # After an unreadable message, replies can no longer be matched with their commands.
             self._lose()
 
     def _take(self, message: Event) -> None:

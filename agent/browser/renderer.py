@@ -1,4 +1,4 @@
-"""Draw pages with one browser per process: several at once, each once more in a browser of its own if one fails."""
+"""Draw pages with one browser per process, several at once; a page that fails is retried in a browser of its own."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class PageRenderer:
 
 
 class _Running:
-    """Browser with the number of its pages; `is_worn` says that it gets no further ones."""
+    """Browser with the number of its pages; it gets no further pages once `is_worn` is set."""
 
     def __init__(self, browser: Chromium, stack: contextlib.AsyncExitStack) -> None:
         self.browser, self._stack = browser, stack

@@ -23,7 +23,7 @@ class BrowserSettings(Section):
     pages_at_once: Operational[int] = Field(default=4, ge=1)
     """Pages drawn at the same time in one browser; further ones wait."""
     page_time_s: Operational[float] = Field(default=60.0, gt=0)
-    """Time limit for one page, in seconds; it is then drawn once more, in a new browser of its own."""
+    """Time limit for one page, in seconds; it is then drawn a second time, in a new browser of its own."""
     pages_per_browser: Operational[int] = Field(default=500, ge=1)
     """Pages after which the browser is replaced by a new one."""
     memory_mb: Operational[int] = Field(default=3072, ge=512)

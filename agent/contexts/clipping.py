@@ -20,7 +20,7 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 MAX_COMPRESSED = 2
 """Most messages that a verdict may compress."""
 REMOVED = "(removed)"
-"""Text that stands for a removed message, so that turns of both sides still alternate."""
+"""Text that replaces a removed message, so that turns of both sides still alternate."""
 CLIPPER = "clipper"
 """Role of the model that is asked."""
 _MOST_CHARS = 200_000
@@ -67,7 +67,7 @@ def clip_messages(segments: Sequence[Segment]) -> list[ClipMessage]:
 
 
 def _author(numbered: tuple[int, Segment]) -> str:
-    """Return who wrote a segment; messages of the environment are told apart by their numbers."""
+    """Return who wrote a segment; messages of the environment are distinguished by their numbers."""
     number, segment = numbered
     return f"{segment.kind} {number}" if segment.kind in SYSTEM_KINDS else "assistant"
 

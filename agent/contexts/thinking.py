@@ -55,7 +55,7 @@ class LinearThink:
 
 
 def without_thoughts(text: str, *, is_thought: bool = False) -> str:
-    """Return model text without its thoughts; `is_thought` says that all of it is one.
+    """Return model text without its thoughts; with `is_thought`, the whole text is a thought.
 
     If the prompt has opened the thought, the marker that closes it stays.
     """

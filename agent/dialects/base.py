@@ -58,7 +58,7 @@ class HasToolSupport(Protocol):
 
 
 class Dialect(Protocol):
-    """How the text of a turn is read and written. Dialects derive from it: what they leave out is as it is here."""
+    """Rules for reading and writing the text of a turn. Dialects derive from it and inherit what they do not define."""
 
     ends_every_turn: ClassVar[bool] = False
     """Whether each completion is a turn of its own; otherwise a turn without a reaction continues in the next one."""
@@ -81,7 +81,7 @@ class Dialect(Protocol):
         ...
 
     def read(self, text: str, number: int, ended: TurnEnd, *, is_empty: bool = False) -> ModelTurn:
-        """Read a turn with its calls; `number` is that of the turn, and `is_empty` says that it added nothing."""
+        """Read a turn with its calls; `number` is that of the turn, and with `is_empty` it added nothing."""
         ...
 
     def has_answer(self, turn: ModelTurn) -> bool:

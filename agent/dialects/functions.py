@@ -1,7 +1,7 @@
 """Read and write turns with native tool calls, in the form of the model's family.
 
-The episode sees the same calls and writes the same messages whatever the form. How the model is told of its tools
-depends on the model that the dialect is bound to: by its chat template, by a system message, or by the service.
+The episode sees the same calls and writes the same messages whatever the form. How the model learns about its
+tools depends on the model that the dialect is bound to: from its chat template, a system message, or the service.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class FunctionsDialect(Dialect):
 
     Attributes:
         form: How calls are written in the text.
-        told_by: Who tells the model of its tools: its `template`, a `message` of ours, or the `service`, to which they
-            are sent.
-        has_tool_role: Whether results are messages of role `tool`; otherwise they stand in a user message.
+        told_by: What tells the model about its tools: its `template`, a `message` of ours, or the `service`, to which
+            they are sent.
+        has_tool_role: Whether results are messages of role `tool`; otherwise they are written into a user message.
         opens_reasoning: Whether the prompt begins the model's turn with `<think>`; None if that is not known.
         has_system_role: Whether the template takes system messages; otherwise a `message` is the beginning of the first
             one of the user.

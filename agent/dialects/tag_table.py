@@ -17,7 +17,7 @@ class Tag:
     """Row of the tag table: its author, whether it calls a tool, and whether generation stops at its closing marker.
 
     `parameter` names the argument that the text of a call is. Tools whose tags are no stops can be called several times
-    in one turn. `word` is what stands in the markers, by default the name, which is the kind of the segments.
+    in one turn. `word` is the text inside the markers, by default the name, which is the kind of the segments.
     """
 
     name: str
@@ -48,7 +48,7 @@ class TagTable:
     """Table of tags, and which tag may follow which (for validators; the engine does not enforce it).
 
     Without `successors` the format of a turn is not judged. `answer` may name a tag that the table does not have.
-    With `spaced`, a space stands before a result block and newlines inside its markers.
+    With `spaced`, a result block has a space before it and newlines inside its markers.
     """
 
     tags: tuple[Tag, ...]

@@ -1,7 +1,7 @@
 """Run one attempt at a stage whose work is a stream of independent jobs, each with its own record in the journal.
 
-A stage says which jobs there are, what they need to be opened, how one job is done and what earlier attempts spent. The
-order, the budget, resuming, pending jobs and unreachable endpoints are handled here.
+A stage defines its jobs, what must be open for them, how one job is done and what earlier attempts spent. The order,
+the budget, resuming, pending jobs and unreachable endpoints are handled here.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class JobStage(ABC, Generic[T_Job]):
         num_jobs, num_finished = self._count_jobs(self._jobs())
         if not num_jobs:
             raise StageFailed(
-                f"{self._context.address}: none of the questions is selected; check datasets, split and max_questions"
+                f"{self._context.address}: no question is selected; check datasets, split and max_questions"
             )
         num_pending = num_jobs - num_finished
         if not num_pending:

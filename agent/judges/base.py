@@ -31,7 +31,7 @@ VIEWS_VERSION = 1
 _TEXT_FILES = (".txt", ".md")
 _MAX_TEXT_CHARS = 100_000
 _CHOSEN = frozenset({"models", "domains", "sampling", "on_failed"})
-"""Keys that decide who is asked about which answers, not what a judge is asked."""
+"""Keys that decide which models are asked about which answers, not what a judge is asked."""
 _EMPTY = View("0", "")
 
 
@@ -163,7 +163,7 @@ def _are_messages(found: object) -> bool:
 
 
 def _text(key: str, given: str, known: object) -> dict[str, str]:
-    """Return the value of `prompt` or `rubric` and its text; a file that is gone keeps the text that was read."""
+    """Return the value of `prompt` or `rubric` and its text; if the file was deleted, the text read before is kept."""
     if "\n" in given or not given.endswith(_TEXT_FILES):
         return {f"{key}_text": given.strip()}
     candidates = list(dict.fromkeys(folder / given for folder in (Path.cwd(), *config_folders.get())))

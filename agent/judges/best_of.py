@@ -36,7 +36,7 @@ MAX_REQUESTS = 2
 
 @dataclass(frozen=True, slots=True)
 class ChoiceCase:
-    """Attempts of which one is to be chosen.
+    """Attempts from which the best one is chosen.
 
     Attributes:
         question: Text that the model was asked, options included.
@@ -60,7 +60,7 @@ class Choice:
     Attributes:
         picked: Place of the chosen attempt among those of the case, from 0; None if no reply could be read.
         raw: Unchanged replies of the judge model.
-        error: Reason why none is chosen.
+        error: Reason why no attempt is chosen.
         prompt_tokens, completion_tokens: Tokens of the judge model.
     """
 
@@ -74,7 +74,7 @@ class Choice:
 class ChoiceJudge:
     """Judge that asks a model which attempt is best, with the attempts in an order drawn from the seed.
 
-    If a reply cannot be read, the model is asked once more, with another seed, nonce and order.
+    If a reply cannot be read, the model is asked a second time, with another seed, nonce and order.
     """
 
     def __init__(self, model: RoleModel) -> None:

@@ -25,8 +25,8 @@ MAX_REQUESTS = 2
 class ModelJudge:
     """Judge that asks a model; it is shown nothing but the case.
 
-    If a reply cannot be read, the model is asked once more, with another seed and another nonce. If that reply is
-    unreadable too, the verdict is unknown. An answer with a verdict in the same cache is not judged again.
+    If a reply cannot be read, the model is asked a second time, with another seed and another nonce. If that reply
+    is unreadable too, the verdict is unknown. An answer with a verdict in the same cache is not judged again.
     """
 
     def __init__(self, model: RoleModel, judge: Judge | None = None) -> None:

@@ -123,7 +123,7 @@ def trajectory_view(
 ) -> View:
     """Return a view of a trajectory: question, gold answers if any are given, and a block for each segment.
 
-    Blocks are named after the kinds of segments, so messages of a dialogue stand under their roles. What a chat
+    Blocks are named after the kinds of segments, so messages of a dialogue appear under their roles. What a chat
     template writes between them is left out. Segments longer than `max_segment_chars` are shortened. Of more than
     `max_segments`, half are shown from each end, with a block named note in place of the others.
     """

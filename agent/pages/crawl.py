@@ -1,4 +1,4 @@
-"""Read several pages for one purpose: fetch them at once, work out a reading goal, and say what each page has on it.
+"""Read several pages for one purpose: fetch them at once, work out a reading goal, and return what each page has on it.
 
 The environment's tool `crawl_page` and the route `/crawl_page` of services both use it. A page that cannot be read, and
 a summary that cannot be made, are marked as such and never look like content.
@@ -48,7 +48,7 @@ class Purpose:
     Attributes:
         query: Search that led to the pages; may be empty.
         reasoning: Latest thoughts of the agent; may be empty.
-        makes_goal: Whether a model turns the reasoning into a reading goal first; otherwise it is used as it is.
+        makes_goal: Whether a model turns the reasoning into a reading goal first; otherwise it is used unchanged.
         seed: Seed of the model's requests.
     """
 
@@ -191,7 +191,7 @@ class _Goal:
         self._task: asyncio.Task[ModelText] | None = None
 
     async def text(self) -> str:
-        """Return the goal; the reasoning itself if none is to be made, or if the model says nothing."""
+        """Return the goal; the reasoning itself if no goal should be made, or if the model's reply is empty."""
         purpose = self._purpose
         if self._summarizer is None or not purpose.makes_goal or not purpose.reasoning.strip():
             return purpose.reasoning

@@ -76,7 +76,7 @@ class CrawlPageRequest(BaseModel):
     summary_type: str | None = "page"
     """Not used; each page has a summary of its own."""
     summary_prompt_type: str | None = WITH_GOAL
-    """`webthinker_with_goal` turns the thoughts into a reading goal first; anything else uses them as they are."""
+    """`webthinker_with_goal` turns the thoughts into a reading goal first; anything else uses them unchanged."""
 
 
 class CrawlPageResponse(BaseModel):

@@ -39,7 +39,7 @@ class PageSummarizer:
         self._added_tokens = added_tokens
 
     async def goal(self, reasoning: str, *, seed: int, deadline: float) -> ModelText:
-        """Return what the agent wants to learn, by its latest reasoning.
+        """Return the agent's reading goal, derived from its latest reasoning.
 
         `deadline` is a time of the work clock. Raises ModelError and DeadlineExceeded.
         """

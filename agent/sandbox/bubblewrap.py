@@ -81,9 +81,9 @@ class Command:
     descriptors: tuple[int, ...] = ()
     """To pass on as 3, 4, 5; closed here afterwards."""
     lifeline: int | None = None
-    """Ends when the first process of the sandbox is gone, and with it all."""
+    """Reaches end of file when the sandbox's first process, and with it every other, has ended."""
     info: int | None = None
-    """Brings JSON with `child-pid`, the host's id of the sandbox's first process, whose end is the end of all."""
+    """Carries JSON with `child-pid`, the host's id of the sandbox's first process, whose end also ends all others."""
     own_nodes: bool = False
     """As `cgroup`, in `Guardian.start`."""
     cgroup: dict[str, object] | None = None
@@ -391,7 +391,7 @@ def _self_test(bwrap: Path | None, runtime: Runtime) -> str | None:
     except OSError as error:
         return str(error)
     finally:
-        # Not earlier: bubblewrap would die of a broken pipe half-way.
+        # Not earlier: a broken pipe would end bubblewrap half-way.
         for end in ends:
             os.close(end)
     if status.code == 0 and output == b"R":

@@ -1,9 +1,9 @@
 """Limit the memory of sandboxes with cgroups, if this process may create some; unlike sampling, they leave no gap.
 
 Only cgroup v2 is used. The sandboxes' cgroups are created below the nearest ancestor of Treadle's own cgroup that
-delegates the memory controller and that this user may write to. If a cgroup in between has a limit, none is used:
-sandboxes would escape that limit. The guardian creates and removes a cgroup per sandbox (`guardian_worker`). See Linux
-`Documentation/admin-guide/cgroup-v2.rst`.
+delegates the memory controller and that this user may write to. If a cgroup in between has a limit, no cgroups are
+used: sandboxes would escape that limit. The guardian creates and removes a cgroup per sandbox (`guardian_worker`). See
+Linux `Documentation/admin-guide/cgroup-v2.rst`.
 """
 
 from __future__ import annotations

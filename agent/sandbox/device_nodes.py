@@ -1,6 +1,6 @@
 """Mount device nodes for one sandbox, if root starts it: sandboxes could signal each other through shared nodes.
 
-The nodes lie in a file system that is read-only as a whole. It is mounted in a mount namespace that ends with the
+The nodes are in a file system that is read-only as a whole. It is mounted in a mount namespace that ends with the
 sandbox, so there is nothing to delete. An ordinary user cannot make device nodes; its sandboxes show those of the
 machine, and the system-call filter hides their locks, times and notifications.
 

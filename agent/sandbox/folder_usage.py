@@ -106,7 +106,7 @@ def _add(name: str, parent: int | None, depth: int, found: list[int]) -> None:
 
 
 def is_disk_full(folder: Path) -> bool:
-    """Return whether the disk of a folder has less than `RESERVE_BYTES`, or too few files, left; True if it is gone."""
+    """Return whether a folder's disk has less than `RESERVE_BYTES`, or too few files, left; True without the folder."""
     try:
         disk = os.statvfs(folder)
     except OSError:

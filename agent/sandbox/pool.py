@@ -129,7 +129,7 @@ class SandboxPool:
             try:
                 timeout_s = self._settings.start_timeout_s
                 self._warm.put_nowait(await SandboxProcess.start(self._guardian, launcher, timeout_s, eager=False))
-            except Exception as error:  # noqa: BLE001 - a call may wait for this sandbox, and its clock stands still
+            except Exception as error:  # noqa: BLE001 - a call may wait for this sandbox with its clock held
                 failure = error if isinstance(error, SandboxError) else _unforeseen(error)
                 # Pass the error to a waiting call, if there is one; the next call tries again.
                 if self._waiting > self._warm.qsize():

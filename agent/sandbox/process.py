@@ -267,7 +267,7 @@ class SandboxProcess:
         return not self._status_output.ended.done() and not self._stdout.ended.done()
 
     async def run(self, program: Program, usage: Watch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
-        """Run one program until it ends or exceeds a limit; none of its processes is left when this returns."""
+        """Run one program until it ends or exceeds a limit; all its processes have ended when this returns."""
         if self._lifeline is None:
             # Without namespaces no usage is sampled: Landlock allows one process only, and kind `none` has no limits.
             return await self._run(program, asyncio.get_running_loop().create_future(), time_limit_s, cpu_s)

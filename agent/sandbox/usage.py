@@ -44,7 +44,7 @@ class Watch(Protocol):
 
 
 class UsageWatch:
-    """Thread that samples all watched sandboxes every 50 ms; it sleeps while none is watched."""
+    """Thread that samples all watched sandboxes every 50 ms; it sleeps while no sandbox is watched."""
 
     def __init__(self) -> None:
         self._watched: dict[asyncio.Future[Excess], tuple[int, int]] = {}

@@ -183,7 +183,7 @@ class ClassTools:
                 with user_code(self._instance, self._task.payload):
                     yield
         except TreadleError as error:
-            # As in calls: raising it says that the infrastructure failed, which may pass.
+            # As in calls: a ToolError reports a failure of the infrastructure, which may pass.
             error.retryable |= type(error) is ToolError
             raise
         except Exception as error:  # noqa: BLE001 - any error that a user's class raises

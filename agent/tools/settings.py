@@ -44,7 +44,7 @@ class ToolSettings(Entry):
 
     @property
     def gives_outcome(self) -> bool:
-        """Whether its sources may tell how an episode went."""
+        """Whether its sources may return an outcome of an episode."""
         return True
 
     @property

@@ -62,7 +62,7 @@ class UserSignature:
     def arguments(self, given: Mapping[str, Any], context: CallContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the named arguments of a call, converted to the annotated types.
 
-        Raises ValueError that says what is wrong, in words for the model.
+        Raises ValueError that describes the mistake, in words for the model.
         """
         try:
             made = self._model.model_validate(dict(given))
@@ -149,7 +149,7 @@ def _field(name: str, parameter: inspect.Parameter, annotation: Any, doc: str | 
 
 
 def _is_described(annotation: Any) -> bool:
-    """Return whether an annotation brings its own description, which docstrings do not replace."""
+    """Return whether an annotation has its own description, which docstrings do not replace."""
     parts = getattr(annotation, "__metadata__", ())
     return any(isinstance(part, FieldInfo) and part.description for part in parts)
 

@@ -35,7 +35,7 @@ class EpisodeTools(Protocol):
         ...
 
     async def outcome(self) -> Outcome | None:
-        """Return what only the live state of the tools can tell of the ended episode; None if there is nothing."""
+        """Return the result of the ended episode that only the live state of the tools shows; None if there is none."""
         ...
 
     async def close(self) -> None:

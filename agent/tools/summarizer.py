@@ -57,7 +57,7 @@ class Summarizer:
     ) -> Summary:
         """Summarize the documents with respect to a query; `deadline` is a time of the work clock.
 
-        `from_web` says that the documents, or results before this one, may be from the web. Raises ModelError if the
+        With `from_web`, the documents, or results before this one, may be from the web. Raises ModelError if the
         request fails, and DeadlineExceeded.
         """
         if from_web:
@@ -105,8 +105,8 @@ def summary_messages(query: str, documents: Sequence[str], context: CallContext)
 def shortened(log: Sequence[str]) -> str:
     """Return the reasoning so far as numbered entries.
 
-    Of more than five entries, the first, the last four, and all searches and their results are kept. Three dots stand
-    for each run of others (arXiv 2601.06860).
+    Of more than five entries, the first, the last four, and all searches and their results are kept. Three dots replace
+    each run of others (arXiv 2601.06860).
     """
     searches = [_SEARCH.opening in entry and _SEARCH.closing in entry for entry in log]
     parts: list[str] = []

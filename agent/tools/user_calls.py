@@ -174,7 +174,7 @@ def _failure(error: BaseException, payload: Mapping[str, Any], seconds: float) -
     """Return the outcome of a call that raised: one line for the model; its note is the place in the user's file."""
     if isinstance(error, ToolError):
         hidden = concealed(error, payload) or error
-        # Raising it says that the infrastructure failed, which may pass.
+        # A ToolError reports a failure of the infrastructure, which may pass.
         hidden.retryable = error.retryable or type(error) is ToolError  # type: ignore[attr-defined]
         raise hidden from None
     place = next(
@@ -192,7 +192,7 @@ def error_text(error: BaseException, payload: Mapping[str, Any]) -> str:
     """Return type and message of an error in one line, without folders of this machine and texts of the payload."""
     try:
         said = str(error)
-    except Exception:  # noqa: BLE001 - an error may fail to say what it is
+    except Exception:  # noqa: BLE001 - an error may also fail to return its message
         said = ""
     said = _FOLDERS.sub(_without_folders, without_payload(said, payload))
     text = one_line(f"{type(error).__name__}: {said}" if said.strip() else type(error).__name__)
@@ -200,7 +200,7 @@ def error_text(error: BaseException, payload: Mapping[str, Any]) -> str:
 
 
 def _without_folders(match: re.Match[str]) -> str:
-    """Return nothing in place of folders of this machine, and other text as it is."""
+    """Return nothing in place of folders of this machine, and other text unchanged."""
     first = match.group().split("/", 2)[1]
     try:
         return "" if os.path.lexists(f"/{first}") else match.group()

@@ -68,7 +68,7 @@ _BETWEEN = (
     "|believe|recommend|suggest|consider|assume|claim|that|it|it's|is|was|are|would|could|should|must|the|this|my|our"
     f"|either|both|correct|right|best|true|likely|probably|one|{_NOUN})"
 )
-"""Words that may stand between a denial and the letter that it denies; a comma or any other word ends its reach."""
+"""Words that may occur between a denial and the letter that it denies; a comma or any other word ends its reach."""
 DENIED_BEFORE = re.compile(rf"(?:{_DENIAL}(?:\s{_BETWEEN})*\s?[:=]?|不是|而不是|非)\s?$", re.IGNORECASE)
 DENIED_BEHIND = re.compile(
     r"\s(?:(?:is|are|was|were|seems?|(?:can|must|would|should|could|may|might|has to) be|looks?)\s"
@@ -164,7 +164,7 @@ def _mentions(text: str) -> Iterator[_Mention]:
 
 
 def _is_stated(before: str, behind: str) -> bool:
-    """Return whether the words around a letter say that it is the answer."""
+    """Return whether the words around a letter present it as the answer."""
     if ANSWER_BEFORE.search(before) or ANSWER_BEHIND.match(behind):
         return True
     return bool(CONCLUDED.search(before) and ENDS.match(behind))

@@ -22,7 +22,7 @@ ANSWER = "answer"
 CANDIDATE = "suggested_answer"
 """Kind of the segments with an answer that the agent would give if it had to."""
 BY_CANDIDATE = "answered_by_candidate"
-"""Part of an outcome: 1 if the agent gave no answer and its last candidate stands for it, else 0."""
+"""Part of an outcome: 1 if the agent gave no answer and its last candidate is used instead, else 0."""
 
 # Bounded repetitions keep the scan linear on hostile text such as a million backslashes.
 _BRACE = re.compile(r"\\{1,4}(?P<box>boxed|fbox)\s{0,8}\{|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
@@ -73,7 +73,7 @@ def _last_block(text: str) -> str:
 def last_box(text: str) -> str | None:
     r"""Return the content of the last balanced `\boxed{…}`, else of the last `\fbox{…}`.
 
-    Return None if the text has no box at all, and an empty text if it has boxes and none of them closes. Escaped braces
+    Return None if the text has no box at all, and an empty text if it has only boxes that never close. Escaped braces
     (`\{`) do not count as braces. One pass, linear in the text.
     """
     found: dict[str, tuple[int, str]] = {}

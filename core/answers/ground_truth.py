@@ -1,4 +1,4 @@
-"""Encode and decode `reward_model.ground_truth`, the field of rows for verl that says what is right.
+"""Encode and decode `reward_model.ground_truth`, the field of rows for verl that defines what is right.
 
 It is the only place that reads or writes the field. Rows hold it as text or as an object; Treadle writes text.
 """
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 TESTS = ("stdin", "functional", "inputs", "test_code")
-"""Fields of an object that holds tests of a program; any of them says so."""
+"""Fields of an object that holds tests of a program; any one of them identifies such an object."""
 _EXPECTED = {"stdin": "expected_output", "inputs": "outputs"}
 _ID = "question_id"
 
 
 class BadGroundTruth(ValueError):
-    """Ground truth that has none of the known forms."""
+    """Ground truth in no known form."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ MAX_SYMBOLIC_CHECKS = 16
 """Most symbolic checks per pair of answers, however many elements they have."""
 
 MAX_LIMITS_REACHED = 2
-"""Symbolic checks of a pair of answers that may run into a limit; after that, none of its elements is checked."""
+"""Symbolic checks of a pair of answers that may run into a limit; after that, no further element is checked."""
 
 MAX_DEPTH = 6
 

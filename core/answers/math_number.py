@@ -52,7 +52,7 @@ class Digits:
 
     @property
     def value(self) -> int | None:
-        """Integer that the digits stand for; None if the base has no such digits."""
+        """Integer that the digits represent; None if the base has no such digits."""
         try:
             return int(self.text, self.base)
         except ValueError:

@@ -242,7 +242,7 @@ def units_match(left: Unit, right: Unit) -> bool:
 
 
 def counts_only(unit: Unit) -> bool:
-    """Return whether a unit may be left out: known ones, and nouns that say what is counted."""
+    """Return whether a unit may be left out: known ones, and nouns that name the things counted."""
     if unit.dimensions is not None or unit.is_empty:
         return True
     words = _LETTERS_ONLY.findall(unit.words.replace(".", ""))

@@ -142,7 +142,7 @@ class _Worker(WorkerProcess):
         self._limit_s = limit_s
 
     def compare(self, prediction: str, gold: str) -> SymbolicVerdict:
-        """Compare two expressions. The limit is CPU time; the timeout only catches a machine that stands still."""
+        """Compare two expressions. The limit is CPU time; the timeout only catches a machine that hangs."""
         request = orjson.dumps({"prediction": _encodable(prediction), "gold": _encodable(gold)})
         try:
             reply = self.ask(request, limit_s=20 * self._limit_s + 10)

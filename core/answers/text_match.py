@@ -32,7 +32,7 @@ _TYPEWRITTEN = {
     "[": "\u3010\u3014\u3016\u3018\u301a",
     "]": "\u3011\u3015\u3017\u3019\u301b",
 }
-"""Keyboard character -> typographic characters that stand for it. Full-width forms are handled by NFKC."""
+"""Keyboard character -> typographic characters that are used in its place. Full-width forms are handled by NFKC."""
 _TYPOGRAPHY = str.maketrans({sign: plain for plain, signs in _TYPEWRITTEN.items() for sign in signs})
 
 _RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-", "\u207a")
@@ -46,7 +46,7 @@ _SIGN_AT_DIGIT = re.compile(
     f"(?<=[\\d{_NUMBER_SIGN}])(?=[{_NUMBER_SIGN}\u2080-\u2089])"
     f"|(?<=[{_NUMBER_SIGN}\u2080-\u2089\u2070\u00b9\u00b2\u00b3\u2074-\u2079])(?=\\d)"
 )
-# Proper fractions of at most tenths, for most of which there is a sign; other slashes stand in dates and names.
+# Proper fractions of at most tenths, for most of which there is a sign; other slashes occur in dates and names.
 _FRACTION = re.compile(r"(?<![\d/])([1-9])(?:/|(?<!-\d)-)([2-9]|10)(?![\d/]|-\d)")
 _CARET = re.compile(r"(?<=\d)\)?\^[({]?(-?)(?=\d)")
 _SLASH_KEPT, _CARET_KEPT, _CARET_MINUS_KEPT = "\u29f8", "\u2191", "\u2193"

@@ -65,7 +65,7 @@ class ProcessIdentity(BaseModel):
         except ProcessLookupError:
             return True
         try:
-            # The descriptor stands for one process, so this check holds for the signal as well.
+            # The descriptor refers to one process, so this check holds for the signal as well.
             if not self.is_alive():
                 return True
             signal.pidfd_send_signal(descriptor, number)
@@ -207,7 +207,7 @@ def check_usable(kept: KeptCompanion, settings: CompanionSettings) -> None:
 
 
 def same_program(one: CompanionSettings, other: CompanionSettings) -> bool:
-    """Return whether two entries stand for the same program with the same environment and readiness."""
+    """Return whether two entries describe the same program with the same environment and readiness."""
     keys = {"reuse", "start_timeout_s", "stop_timeout_s"}
     return one.model_dump(exclude=keys) == other.model_dump(exclude=keys)
 

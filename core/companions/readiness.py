@@ -12,7 +12,7 @@ from treadle.core.companions.settings import CompanionSettings
 from treadle.core.untrusted.sanitize import one_line
 
 PROBE_S = 1.0
-"""Longest wait for the answer to one request; a companion that has died is noticed between two of them."""
+"""Longest wait for the answer to one request; a companion that has ended is noticed between two requests."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

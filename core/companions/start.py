@@ -32,7 +32,7 @@ def start_ready(
 ) -> Child:
     """Start a companion and return it once it is ready.
 
-    Raises EngineError if it cannot be started, ends, or is not ready in time; then none of its processes is left, and
+    Raises EngineError if it cannot be started, ends, or is not ready in time; then all its processes have ended, and
     the end of its log was shown. `kept`: it outlives this process. `check` is called repeatedly while waiting;
     `started` once, before waiting.
     """
@@ -79,7 +79,7 @@ def check_startable(settings: CompanionSettings) -> tuple[Path, dict[str, str]]:
 
 
 def environment_of(settings: CompanionSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a companion; raise ConfigError for a variable that is to be passed and is not set."""
+    """Return the environment of a companion; raise ConfigError for a variable that should be passed but is not set."""
     given = {name: value for name, value in environ.items() if not is_secret_name(name)}
     for entry in settings.env:
         name, separator, value = entry.partition("=")

@@ -20,7 +20,7 @@ _LONGEST_WINDOW = 1 << 24
 
 
 def base_model(model: str, checkpoints: tuple[Rows, ...], notify: Notify = quiet, *, key: str) -> Path | str:
-    """Return the folder of the base model in Hugging Face format, or a hub id as it is.
+    """Return the folder of the base model in Hugging Face format, or a hub id unchanged.
 
     If `checkpoints` of the run are given, the first one is used; `embedded` is created in the cache on first use. `key`
     names the setting in errors. Raise ConfigError for a folder that holds no model, EngineError if `embedded` fails.

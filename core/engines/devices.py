@@ -26,9 +26,9 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def chosen_gpus(devices: Sequence[int]) -> tuple[str, ...]:
-    """Return the GPUs at these indices, or all if none is given, as `CUDA_VISIBLE_DEVICES` names them.
+    """Return the GPUs at these indices, or all without indices, as `CUDA_VISIBLE_DEVICES` names them.
 
-    If GPUs cannot be counted, indices are used as they are, and without any the first GPU. Raise ConfigError for an
+    If GPUs cannot be counted, indices are used unchanged, and without any the first GPU. Raise ConfigError for an
     index at which there is no GPU.
     """
     seen = visible_gpus()
@@ -62,5 +62,5 @@ def first_gpus(count: int, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def only_gpus(devices: Sequence[int]) -> dict[str, str]:
-    """Return variables with which a child sees only the GPUs at these indices; empty if none is given."""
+    """Return variables with which a child sees only the GPUs at these indices; empty without indices."""
     return {VISIBLE: ",".join(chosen_gpus(devices))} if devices else {}

@@ -41,7 +41,7 @@ class Check:
     detail: str
     """One line on what was found."""
     fix: str = ""
-    """One line on what to do about it; empty for `ok`, and for facts about a model server that say what follows."""
+    """One line on what to do about it; empty for `ok`, and for facts about a model server, which name their effects."""
 
 
 def core_checks(root: Path) -> list[Check]:

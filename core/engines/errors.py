@@ -14,6 +14,6 @@ class NothingLearned(Exception):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, of the machine or of a GPU."""
+    """Return whether an error means that the machine or a GPU ran out of memory."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY_TEXTS)

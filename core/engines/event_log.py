@@ -29,7 +29,7 @@ class LoggedStep(Protocol):
 
     @property
     def loss(self) -> float | None:
-        """Loss of the step; None if none is logged."""
+        """Loss of the step; None if it was not logged."""
         ...
 
 

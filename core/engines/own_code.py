@@ -22,7 +22,7 @@ _SUFFIXES = (".py", ".jinja", ".toml", ".txt")
 
 
 def own_code() -> Path:
-    """Return a folder with `treadle/...` as it is now; create it if it does not exist."""
+    """Return a folder with the current `treadle/...`; create it if it does not exist."""
     files = {name: path.read_bytes() for name, path in _files().items()}
     digest = hashlib.sha256()
     for name in sorted(files):

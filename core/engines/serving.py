@@ -263,7 +263,7 @@ def _expected(settings: VllmServer | TutorServer) -> str:
 
 
 def _port(wanted: int) -> int:
-    """Return a free port on the loopback interface: the wanted one, or any if that is 0."""
+    """Return a free port on the loopback interface: the requested one, or any if that is 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

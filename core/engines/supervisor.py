@@ -4,7 +4,7 @@ Run by path with `python -S -E -I`, so that it starts in milliseconds and import
 of all descendants, starts the engine in a session of its own, and watches the pipe to its parent. When that pipe
 closes, for whatever reason (including `kill -9` of the parent), it sends SIGTERM to the engine's group, waits (at
 most a second if the parent has ended), and then kills every descendant, even if it forked or changed its session, until
-none is left.
+all have ended.
 
 Arguments: grace in seconds, pid of the parent, command... Standard input is the pipe, standard output takes one JSON
 line (`{"pid": n}` or `{"error": text}`), standard error is the log. Exits with the engine's code, 128 + n for signal n.

@@ -101,7 +101,7 @@ T_Engine = TypeVar("T_Engine", bound=TrainingEngine)
 
 
 def require_engine(found: Any, place: str, base: type[T_Engine]) -> type[T_Engine]:
-    """Return the class that a type of an engine stands for; raise ConfigError if it is none, or lacks a method."""
+    """Return the class that an engine's type names; raise ConfigError if it is no engine, or lacks a method."""
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"{base.section}.engine: {place} is not derived from treadle.api.{base.__name__}")
     missing = [name for name in _COMMANDS if getattr(found, name) is getattr(TrainingEngine, name)]

@@ -88,7 +88,7 @@ def scan(path: Path, keep: Callable[[str, str, int, int], None]) -> int:
     # Read, not mapped: from a cold disk the page faults of a map cost more than the copy.
     content = path.read_bytes()
     header = content[: _FILE_HEADER.size]
-    # After a power loss a file may have its length but none of its content.
+    # After a power loss a file may have its length without its content.
     if len(header) < _FILE_HEADER.size or header == bytes(len(header)):
         return 0
     return _scan_records(content, salt_of(header, path), keep)

@@ -85,7 +85,7 @@ class HttpClient:
     def __init__(self, connect_timeout_s: float, max_response_bytes: int, *, unpacks: bool = False) -> None:
         """Set up; the limits are the seconds to open a connection, and the bytes of a response.
 
-        `unpacks` says that compressed bodies are decompressed, although none are asked for.
+        With `unpacks`, compressed bodies are decompressed, although they are never asked for.
         """
         import aiohttp
 

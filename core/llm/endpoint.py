@@ -99,7 +99,7 @@ class Endpoint:
 
     @property
     def is_unresponsive(self) -> bool:
-        """True if it went down because it was silent, so that its requests should be sent elsewhere."""
+        """True if it is down because it was silent, so that its requests should be sent elsewhere."""
         return self.silent and self.health is Health.DOWN
 
     def rank(self, session: bytes) -> bytes:

@@ -175,7 +175,7 @@ class Heartbeat:
         self._probe_task = asyncio.get_running_loop().create_task(self._send_probe())
 
     async def _send_probe(self) -> None:
-        # A server that became slow answers one of them; on a connection that is dead none is answered.
+        # A server that became slow answers one of the probes; a dead connection answers no probe.
         within_s = min(max(_PROBE_S, self.silence_limit_s) * 2.0 ** min(self._num_unanswered, 10), _MAX_SILENCE_S)
         try:
             async with asyncio.timeout(within_s):

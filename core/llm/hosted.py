@@ -22,7 +22,7 @@ WHOLE_TOP_P = "top_p = 1"
 """Refusal of the value 1 alone (TGI): such a `top_p` is left out, which means the same there."""
 _WHOLE_TOP_P = re.compile(r"\btop_p\b\W+must be\b[^.]*> 0\.0 and < 1\.0")
 SYSTEM = "system messages"
-"""Refusal of the role `system`: such messages stand before the text of the first user message instead."""
+"""Refusal of the role `system`: such messages are put before the text of the first user message instead."""
 _NO_SYSTEM = re.compile(
     # Gemma's template in vLLM and llama.cpp; OpenAI's o1-mini; Gemma at Google.
     r"\bsystem role (?:is )?not supported|\bdoes not support 'system'|\bdeveloper instruction is not enabled"

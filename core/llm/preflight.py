@@ -68,8 +68,8 @@ async def inspect_endpoints(
 ) -> ServerFacts:
     """Inspect all endpoints of a model concurrently.
 
-    If an endpoint returns the token ids of its prompts, they are compared with those of `vocabulary`. `calls_tools`
-    says that chat requests will carry tools.
+    If an endpoint returns the token ids of its prompts, they are compared with those of `vocabulary`. With
+    `calls_tools`, chat requests will carry tools.
 
     Raises:
         ConfigError: The first endpoint that fails does not fit the configuration.

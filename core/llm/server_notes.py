@@ -1,4 +1,4 @@
-"""Say what a model's servers lack, and what follows from it: one line per fact."""
+"""Describe what a model's servers lack, and the consequences: one line per fact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treadle.core.llm.types import ServerFacts
 
 @dataclass(frozen=True, slots=True)
 class ServerNote:
-    """One fact about a model's servers; `is_loss` says that results or rows lack something because of it."""
+    """One fact about a model's servers; `is_loss` is set if results or rows lack something because of it."""
 
     text: str
     is_loss: bool

@@ -53,6 +53,4 @@ def warn_of_stale(bound: Mapping[str, tuple[InputRef, ...]], run: Run) -> None:
         for ref in (ref for refs in record.inputs.values() for ref in refs) if record is not None else ():
             upstream = run.record(Address.parse(ref.address))
             if upstream is not None and upstream.outputs.get(ref.artifact.kind) != ref.artifact:
-                _log.warning(
-                    "%s was made from an older %s; run %s again to bring it up to date", producer, ref.address, producer
-                )
+                _log.warning("%s was made from an older %s; run %s again to update it", producer, ref.address, producer)

@@ -20,7 +20,7 @@ def num_with_status(record: StageRecord, statuses: Set[str]) -> int:
 
 
 def check_retry(instance: Instance, record: StageRecord | None, fingerprint: str, statuses: Set[str]) -> StageRecord:
-    """Return the result whose rows are to be retried; raise RunError if they cannot be."""
+    """Return the result whose rows should be retried; raise RunError if they cannot be."""
     address, jobs = instance.address, instance.stage.jobs
     if jobs is None or not jobs.statuses:
         raise RunError(f"{address}: stage {instance.stage.name} does not support --retry")

@@ -30,10 +30,10 @@ def work_on_shards(
     growing: Sequence[str] = (),
     watch: LeaseWatch | None = None,
 ) -> int:
-    """Work on open shards, one after the other, until none is left; return the number finished by this process.
+    """Work on open shards, one after the other, while there are any; return the number finished by this process.
 
     `context_of` makes an undivided context from a journal. If living processes hold all remaining shards, the call
-    returns. With `wait` it waits instead, takes over the shards of processes that have died, and returns when all
+    returns. With `wait` it waits instead, continues the shards of processes that have ended, and returns when all
     shards are finished. For `growing` see `open_journal`. `watch` is a watch that has already observed the leases of
     these shards.
     """

@@ -289,7 +289,7 @@ class Stage:
 
     name: str
     version: int
-    """Version of the output; raise it when its meaning changes, so that older results are not taken as they are. The
+    """Version of the output; raise it when its meaning changes, so that older results are not reused as a whole. The
     finished jobs of `jobs` and of a kept journal are still reused, unless something in their owners changes too. Which
     version to raise: docs/behaviour/runs.md, "Versions"."""
     settings: type[Section]

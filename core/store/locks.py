@@ -111,7 +111,7 @@ class FileLease:
         """Raise RunError unless the lease is known to be held; sends no request, so an event loop may call it.
 
         A local lease is never lost before it is released.
-        Also raises StorageError if the lock file was moved, as it is with the root or the run.
+        Also raises StorageError if the lock file was moved, for example with the root or the run.
         """
         if self._descriptor is None:
             raise RunError(f"this process no longer holds {self._what}")

@@ -1,10 +1,10 @@
-"""Implement a lease in an object store: a conditional put decides who has it, and it expires without renewals.
+"""Implement a lease in an object store: a conditional put decides who holds it, and it expires without renewals.
 
 Clocks of two machines are never compared; each interval is measured on one monotonic clock that counts suspended time.
 The holder stops `length_s - safety_s` after it *sent* its last successful renewal. A waiting process sees that renewal
 later, and takes the lease at least `length_s` after it saw it, by an answer requested after that. So the holder stops
 before any other process may start; `safety_s` allows for clocks of different speed. A late renewal fails, since its
-ETag is gone.
+ETag is outdated.
 
 A process that stops between checking its lease and writing does no harm: records, attempt states and `result.json` are
 replaced by compare-and-set only if the token there is not higher, attempt numbers are put if absent, artifacts are

@@ -108,7 +108,7 @@ class ObjectStorage:
         """See `LocalStorage.put_if`: uses `If-None-Match: *`, or `If-Match` with the ETag of the content compared.
 
         If the answer to a put was lost, reading again shows whether it took effect. As long as every put writes new
-        content, True means that this put is in force.
+        content, True means that this put took effect.
         """
         import obstore.exceptions as refused
 

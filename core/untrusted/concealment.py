@@ -79,7 +79,7 @@ def without_payload(text: str, payload: Mapping[str, Any]) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a payload as they are, as Python and JSON quote them, and their lines."""
+    """Yield the texts in a payload unchanged, as Python and JSON quote them, and their lines."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):

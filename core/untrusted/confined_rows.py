@@ -73,8 +73,8 @@ def read_rows_of(
 
     `num_bytes`: size of what it reads. `max_unpacked_bytes`: what all values may take in Python, unless so many times
     that size is more. `variables`: names of further variables of the environment that it gets. Values are plain:
-    dictionaries and extension types come as what they stand for. A batch takes 64 MiB in Python at most; a row that
-    takes more is unreadable. Raises UnreadableInput.
+    dictionaries and extension types come as the values that they represent. A batch takes 64 MiB in Python at most; a
+    row that takes more is unreadable. Raises UnreadableInput.
     """
     import pyarrow as pa
 

@@ -26,7 +26,7 @@ class CsvRow:
 
 
 class UnreadableCsv(Exception):
-    """Exception for a file that is no CSV with a header; the message says what to do."""
+    """Exception for a file that is no CSV with a header; the message explains what to do."""
 
 
 def csv_rows(stream: io.BufferedReader, max_cell_chars: int) -> Iterator[CsvRow]:

@@ -113,7 +113,7 @@ def format_of(path: Path, configured: FileFormat | None = None) -> FileFormat:
 
 
 def _unknown(path: Path) -> str:
-    """Return what to do with a file whose suffix stands for no format."""
+    """Return what to do with a file whose suffix names no known format."""
     suffix = path.suffix.lower()
     if suffix in _PACKED:
         return f" is packed ({suffix}); unpack it"
@@ -133,7 +133,8 @@ def read_rows(
 ) -> Iterator[InputRow]:
     """Yield the rows of one file (a JSON array is held in memory); raise DataError if it is missing or empty.
 
-    Of parquet, only `columns` are read, all if it has none of them; see `read_parquet` for `max_unpacked_bytes`.
+    Of parquet, only `columns` are read, but all columns if it has no such column; see `read_parquet` for
+    `max_unpacked_bytes`.
     """
     format_ = format_of(path, configured)
     num_rows = 0

@@ -26,7 +26,7 @@ def load_json(data: bytes, *, keep_surrogates: bool = False) -> Any:
     """Return the value of a JSON text; NaN and infinities become floats.
 
     Unpaired surrogates and invalid UTF-8 become U+FFFD. With `keep_surrogates` both become lone surrogates, so that a
-    reader can tell them from a U+FFFD in the text.
+    reader can distinguish them from a U+FFFD in the text.
 
     As in `orjson`, integers beyond 64 bits become floats, and the last value of a repeated key wins. Raises
     orjson.JSONDecodeError, a ValueError, if the text is not JSON.

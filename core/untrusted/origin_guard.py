@@ -3,7 +3,7 @@
 Every page in the user's browser can reach servers that listen on loopback. Three checks stop such pages. The `Host`
 header must name this machine, which defeats DNS rebinding. An `Origin` header must be the server's own. The
 `Sec-Fetch-*` headers must describe a request from the server's own pages, or a plain link to one of them. Programs send
-none of the last two and pass. The rules are in docs/behaviour/servers.md.
+neither of the last two and pass. The rules are in docs/behaviour/servers.md.
 
 Engines import this module in environments of their own, so it uses only the standard library.
 """

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     try:
         _send_rows(file, frames, job["columns"])
     except BrokenPipeError:
-        os._exit(0)  # the parent wants no more
+        os._exit(0)  # the parent needs no more
     except Exception as error:  # noqa: BLE001 - whatever it is, the file is the cause
         row_sending.send(frames, row_frames.PROBLEM, row_sending.problem(error))
     # Nothing is torn down in an order that a file could have a say in.
@@ -67,7 +67,7 @@ def _send_rows(file: BinaryIO, frames: BinaryIO, columns: list[str] | None) -> N
 
     # Without a buffer the reader holds whole column chunks.
     parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES)
-    # Without any of the columns, all are sent, so that the caller can say what is missing.
+    # If the file has no such column, all are sent, so that the caller can report what is missing.
     names = [name for name in parquet.schema_arrow.names if name in (columns or ())] or None
     fields = [field for field in parquet.schema_arrow if names is None or field.name in names]
     schema = row_sending.send_schema(frames, pa.schema(fields))

@@ -1,7 +1,7 @@
 """The frames in which a reading process hands rows to its parent: a kind, a length, and that many bytes.
 
-The parent trusts none of it: lengths, types, sizes and contents are checked, because the process may have been taken
-over by the file that it reads.
+The parent trusts no part of them: lengths, types, sizes and contents are checked, because the file may have
+compromised the process that reads it.
 """
 
 from __future__ import annotations

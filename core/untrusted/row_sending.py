@@ -44,7 +44,7 @@ def problem(error: BaseException) -> bytes:
 
 
 def _plain(kind: Any, depth: int = 0) -> Any:
-    """Return the type in which values are handed on: without dictionaries, views and what others add to types."""
+    """Return the type in which values are sent: without dictionaries, views and what others add to types."""
     if depth > row_frames.MAX_DEPTH:
         return kind  # is refused for its depth
     if isinstance(kind, pa.UuidType):

@@ -95,7 +95,7 @@ class WorkerProcess:
         return self._is_idle and not self._is_killed and self.process.poll() is None
 
     def wait_ready(self) -> dict[str, Any]:
-        """Wait for the first reply and return it; raise WorkerNotStarted unless it says that the worker is ready."""
+        """Wait for the first reply and return it; raise WorkerNotStarted unless it reports a ready worker."""
         try:
             reply = self.ask(limit_s=START_TIMEOUT_S)
         except TimeoutError:
@@ -137,7 +137,7 @@ class WorkerProcess:
 
     def enlarge_pipe(self) -> None:
         """Let the process write more before it waits for its reader."""
-        # A user who has many pipes may not have larger ones.
+        # The system refuses larger pipes to a user with many of them.
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _READ_BYTES)
 
@@ -164,7 +164,7 @@ class WorkerProcess:
         assert self.process.stdin is not None
         descriptor, left = self.process.stdin.fileno(), memoryview(data)
         os.set_blocking(descriptor, False)
-        # If the process has ended, reading its output says so.
+        # If the process has ended, reading its output raises WorkerEnded.
         with contextlib.suppress(BrokenPipeError):
             while left:
                 self._wait(descriptor, select.POLLOUT, end)

@@ -45,7 +45,7 @@ ENCODINGS = {"": "", "identity": "", "gzip": "gzip", "x-gzip": "gzip", "deflate"
 """Supported content encodings, mapped to their names in `Fetched`."""
 
 IDENTITY = "identity"
-"""Value of `Wanted.encodings` for content as it is."""
+"""Value of `Wanted.encodings` for content without encoding."""
 
 _UNTYPED = frozenset({"", "application/octet-stream", "binary/octet-stream", "application/x-pdf"})
 """Types that say nothing about the content; the first bytes decide."""

@@ -93,7 +93,7 @@ def _drop_excess_marks(match: re.Match[str]) -> str:
 
 
 def language_of(query: str) -> Language:
-    """Return `zh` if at least 30 % of the letters are Han and none is kana or hangul, else `en`."""
+    """Return `zh` if at least 30 % of the letters are Han and there is no kana or hangul, else `en`."""
     num_letters = sum(char.isalpha() for char in query)
     num_han = len(_HAN_LETTER.findall(query))
     if num_han == 0 or num_han < MIN_HAN_SHARE * num_letters or _KANA_OR_HANGUL.search(query):

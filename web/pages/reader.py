@@ -1,7 +1,7 @@
 """Extract the text of pages in confined processes.
 
 A page may make its reader hang, crash, or execute code of the page. So each page is read in a process of its own,
-limited in CPU time and memory. A process that dies because of a page marks the page as unreadable, which is an outcome.
+limited in CPU time and memory. A process that ends because of a page marks the page as unreadable, which is an outcome.
 Failing to start a process, or having none free in time, is an infrastructure error, never an outcome.
 """
 
@@ -64,7 +64,7 @@ class PageReader:
     Waiting pages are served by site: first the site with the fewest pages being read, then the one with the least
     reading time so far. So slow pages delay those of their own site; others wait only for pages that have been started.
 
-    After `open`, `problem` says what could not be restricted; it is empty if all was.
+    After `open`, `problem` describes what could not be restricted; it is empty if everything was.
     """
 
     def __init__(self, num_processes: int) -> None:

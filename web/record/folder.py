@@ -52,8 +52,8 @@ _UNPACKED = re.compile(r"[0-9a-f]{16}")
 def record_digest(location: str | Path) -> str:
     """Return the digest of the record in a folder (a path or `s3://`), from its manifest. Raises ArtifactError.
 
-    If the record is gone, the folder's name is returned if it is a digest, as `treadle export` names it. Results made
-    with the record are then still recognised, and only reading it raises an error.
+    If the record no longer exists, the folder's name is returned if it is a digest, as `treadle export` names it.
+    Results made with the record are then still recognised, and only reading it raises an error.
     """
     storage = open_storage(location)
     try:
@@ -80,7 +80,7 @@ def open_record(location: str | Path) -> RecordFolder:
     manifest = record_manifest(storage)
     root = cache_root() / "web"
     folder = root / manifest.digest
-    # One lock for all records, so that none is removed between finding and opening it.
+    # One lock for all records, so that no record is removed between finding and opening it.
     with cache_lock(root / "records"), storage_errors("unpack a web record into", folder):
         if not folder.is_dir():
             fill_folder(folder, lambda part: _write_unpacked(storage, manifest, part))
@@ -168,7 +168,7 @@ class _Rows:
 
 
 def record_manifest(storage: Storage) -> Manifest:
-    """Return the manifest of the record in a folder. Raises ArtifactError if there is none, or none of this version."""
+    """Return the manifest of the record in a folder. Raises ArtifactError if it is missing or of another version."""
     place = storage.location()
     content = storage.get(_MANIFEST)
     if content is None and not is_object_store(place) and not Path(place).exists():

@@ -54,7 +54,7 @@ class Transport(Protocol):
         ...
 
     def explain(self, problem: str) -> str:
-        """Return a problem with what the transport knows of its cause, without secrets."""
+        """Return a problem together with what the transport knows about its cause, without secrets."""
         ...
 
     def answered(self) -> None:

@@ -20,7 +20,7 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u20
 
 
 def outcome_of(result: CallToolResult, max_chars: int) -> ToolOutcome:
-    """Return the outcome of a call: `error` if the server says so, else `ok` or `empty`."""
+    """Return the outcome of a call: `error` if the server reports one, else `ok` or `empty`."""
     parts = [_text(part) for part in result.content[:MAX_PARTS]]
     if len(result.content) > MAX_PARTS:
         parts.append(f"[{len(result.content) - MAX_PARTS} further parts are not shown]")

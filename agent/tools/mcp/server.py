@@ -1,4 +1,4 @@
-"""Keep one MCP server connected: start it again when it is lost, and take over its changed lists of tools."""
+"""Keep one MCP server connected: start it again when it is lost, and adopt its changed lists of tools."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class McpServer:
             return started
 
     async def refresh(self, connection: Connection) -> None:
-        """Take over a changed list of tools. Raises ToolError."""
+        """Adopt a changed list of tools. Raises ToolError."""
         listed = None if connection.is_lost else await connection.changed_tools()
         if listed is not None:
             self._take(listed, during=True)

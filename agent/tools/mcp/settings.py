@@ -30,7 +30,7 @@ class McpServerSettings(ToolSettings):
 
     type: Literal["mcp"] = "mcp"
     command: tuple[str, ...] = ()
-    """Program of a stdio server and its arguments. A relative path that `read` lists stands for that file."""
+    """Program of a stdio server and its arguments. A relative path that `read` lists refers to that file."""
     url: Operational[str | None] = None
     """Endpoint of a streamable HTTP server, such as `https://tools.example.org/mcp`."""
     tools: tuple[str, ...] | None = None
@@ -169,7 +169,7 @@ class McpServerSettings(ToolSettings):
 
 
 def file_of(word: Any, read: list[Path] | tuple[Path, ...]) -> Path | None:
-    """Return the entry of `read` that a relative path in a command stands for: the first that ends with it."""
+    """Return the entry of `read` that a relative path in a command refers to: the first that ends with it."""
     parts = Path(str(word)).parts
     if not parts or Path(str(word)).is_absolute():
         return None

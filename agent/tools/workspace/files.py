@@ -1,4 +1,4 @@
-"""Check the files that a task brings, and pack them for the workspace. Their paths are hostile."""
+"""Check the files that a task contains, and pack them for the workspace. Their paths are hostile."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def path_problem(path: object) -> str:
 
 
 def parents_of(path: str) -> list[str]:
-    """Return the folders that a relative path lies in, the outermost first."""
+    """Return the folders above a relative path, the outermost first."""
     parts = path.split("/")
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 

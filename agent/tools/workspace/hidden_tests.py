@@ -138,7 +138,7 @@ def _shadows(tests: HiddenTests, given: Mapping[str, bytes], folders: list[str])
 
 
 def _preparation(tests: HiddenTests, given: Mapping[str, bytes], folders: list[str], paths: list[str]) -> str:
-    """Return a script that removes what steers tests, and whatever stands in the way of the files to write."""
+    """Return a script that removes what steers tests, and everything in the way of the files to write."""
     names = " -o ".join(f"-name {shlex.quote(name)}" for name in STEERING_FILES)
     lines = ["set -e", f"cd {FOLDER}", "chmod -R u+rwX .", f"find . -depth \\( {names} \\) -exec rm -rf {{}} +"]
     for folder in dict.fromkeys(parent for path in paths for parent in parents_of(path)):

@@ -21,7 +21,7 @@ MIN_WEIGHT_CHANGE = 1e-8
 
 
 class WeightChange:
-    """Sample of a model's trained weights, as they were at its creation.
+    """Sample of a model's trained weights, with their values when the sample was taken.
 
     Attributes:
         num_parameters: Number of trained weights.

@@ -95,7 +95,7 @@ async def test_questions_are_selected_by_split_dataset_and_limit(bench: Bench) -
         assert await keys(split="heldout") == ["q00", "q04"]
         assert await keys(datasets=["odd"], max_questions=2) == ["q01", "q03"]
         assert await keys(max_questions_per_dataset=1) == ["q00", "q01"]
-        with pytest.raises(StageFailed, match="none of the questions is selected"):
+        with pytest.raises(StageFailed, match="no question is selected"):
             await keys(datasets=["missing"])
 
 

@@ -145,7 +145,7 @@ async def test_rollouts_that_never_fit_the_window_fail(tmp_path: Path) -> None:
 
 async def test_pools_without_selected_questions_fail(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{}])
-    with pytest.raises(StageFailed, match="none of the questions is selected; check datasets, split and max_questions"):
+    with pytest.raises(StageFailed, match="no question is selected; check datasets, split and max_questions"):
         await bench.make("http://127.0.0.1:9/v1", options={"datasets": ["missing"]})
 
 
