@@ -16,7 +16,7 @@ from treadle.environments.registry import AnyEnvironment
 from treadle.environments.settings import Digests, EnvironmentRole, EnvironmentSettings
 
 Environments = Mapping[str, EnvironmentSettings]
-"""Environments by name; `default` stands for the table `[environment]`."""
+"""Environments by name; `default` is the table `[environment]`."""
 
 METRIC_PREFIX = "environment."
 """Prefix of the metrics of a record that are about one environment of a mixture."""

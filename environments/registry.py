@@ -50,7 +50,7 @@ def hidden_information(settings: EnvironmentSettings, task: Task) -> str | None:
 def episode_name(settings: EnvironmentSettings, *, keeps_state: bool = False) -> str:
     """Return what an episode of an environment is called in messages about what it cannot do.
 
-    `keeps_state` says that it cannot because of the state of its tools.
+    Set `keeps_state` if the state of its tools is the reason.
     """
     if settings.type == DEFAULT_TYPE and keeps_state:
         return "a rollout with tools that keep state (environment.tools)"
@@ -88,7 +88,7 @@ def _check_methods(environment: type[Environment], name: str) -> None:
 
 
 def _as_type(found: Any, name: str) -> EnvironmentType:
-    """Return the type that a class is, or that stands for an environment class."""
+    """Return the type that a class is, or the one made from an environment class."""
     try:
         if isinstance(found, type) and issubclass(found, Environment):
             if found.step is Environment.step:

@@ -1,4 +1,4 @@
-"""Hold what scorers may know of a finished rollout."""
+"""Hold what scorers may know about a finished rollout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoredRollout:
         calls: The ledger.
         turn_rewards: Reward of each turn; empty if no turn has one.
         reward: The outcome's reward, else the sum of the turns'; None if unknown.
-        outcome: What the environment said of the episode.
+        outcome: Outcome of the episode, as the environment reported it.
     """
 
     status: str

@@ -26,7 +26,7 @@ class Traits:
         forks: Whether another episode may continue from a prefix: branching, and operators that edit.
         forks_messages: Whether it may if the policy is asked with messages: operators that edit native calls.
         has_answers: Whether tasks have gold answers that the rules of `scores` compare with; otherwise the environment
-            says how good a rollout is.
+            rates rollouts.
         brings_tasks: Whether the type has tasks of its own.
         writes_messages: Whether episodes write messages between turns of the model, not only blocks inside one.
         reads_payload: Whether episodes read the payload of tasks.
@@ -34,7 +34,7 @@ class Traits:
         scorer: Name of the scorer of tasks that name none, if the type does not score them itself.
         explores: Whether episodes need only the payload of a task to open its state, and show any text as the task: an
             agent can explore the state of a task without its text, and other tasks can be made of it.
-        scores_references: Whether it says how good a rollout of such another task is, by the reference in its payload.
+        scores_references: Whether it rates rollouts of such another task, by the reference in its payload.
     """
 
     resume: Resume = "reenact"
@@ -99,7 +99,7 @@ class EnvironmentType(Protocol):
         ...
 
     def tasks(self, settings: Any, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield the tasks of a split as rows, for types that bring their own; see docs/behaviour/questions.md."""
+        """Yield the tasks of a split as rows, for types that have their own; see docs/behaviour/questions.md."""
         ...
 
     def open(self, settings: Any, resources: Resources) -> AbstractAsyncContextManager[EnvironmentRuntime]:
@@ -111,7 +111,7 @@ class EnvironmentType(Protocol):
         ...
 
     async def score(self, settings: Any, task: Task, rollout: StoredRollout) -> Outcome | None:
-        """Return how good a finished rollout is, for types whose tasks have no gold answers; None is unknown."""
+        """Return how good a finished rollout is, for types whose tasks have no gold answers; None if unknown."""
         ...
 
     def facts(self, settings: Any) -> dict[str, str]:

@@ -107,7 +107,7 @@ class Answer:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the tools said of the episode."""
+        """Outcome of the episode, as the tools reported it."""
         outcome = self.row["outcome"]
         return None if outcome is None else Outcome(**orjson.loads(outcome))
 

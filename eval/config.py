@@ -118,7 +118,7 @@ class ScoresSettings(Section):
     redundancy: RoleSettings | None = None
     """Model of `options.redundancy`."""
     environments: dict[str, AnyEnvironment] = {}
-    """Environments that say how good rollouts of their tasks are, because these have no gold answers, by name."""
+    """Environments, by name, that rate rollouts of their tasks because these have no gold answers."""
     scorers: dict[str, AnyScorer] = {}
     """Scorers of users that the questions name."""
     judge_digests: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ class ReportSettings(Section):
 
     headline: tuple[str, ...] = ()
     """Data sets that the averages cover. If empty: those that the benchmark registry marks as headline, or all data
-    sets if it marks none of them."""
+    sets if it marks none."""
 
     areas: dict[str, Literal["math", "knowledge"]] = {}
     """Data set -> the average that it counts in. For other data sets the benchmark registry decides, or else the

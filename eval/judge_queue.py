@@ -39,7 +39,7 @@ class Judgement:
     """Name of the model in the configuration."""
     answer: Answer
     attempts: tuple[Answer, ...] = ()
-    """Attempts among which one is to be chosen, `answer` being the first one; empty for other judgements."""
+    """Attempts to choose from, `answer` being the first one; empty for other judgements."""
 
     @property
     def is_vote(self) -> bool:
@@ -102,7 +102,7 @@ class JudgeQueue:
         return last_turn(answer.segments) if self._is_of_environment(answer) else answer.prediction
 
     def _is_of_environment(self, answer: Answer) -> bool:
-        """Return whether the environment of a rollout's task says how good it is."""
+        """Return whether the environment of a rollout's task scores it."""
         return answer.gold.task.environment in self._settings.environments
 
     def _is_judged(self, answer: Answer) -> bool:

@@ -87,7 +87,7 @@ class Judging(JobStage[Judgement]):
         return await super().work()
 
     def check_pending(self) -> int:
-        """Return the number of missing judgements, 0 if none is requested; see `JobStage.check_pending`."""
+        """Return the number of missing judgements, 0 if no judgements are requested; see `JobStage.check_pending`."""
         return 0 if next(self._jobs(), None) is None else super().check_pending()
 
     @contextlib.asynccontextmanager

@@ -1,7 +1,7 @@
 """Measure how much text the agent itself wrote: tokens and characters of a trajectory without tool results.
 
 Documented in docs/behaviour/scores.md. Reasoning length follows ET-Agent (arXiv 2601.06860), except that sampled ids
-are counted as they are and no beginning-of-text token is added.
+are counted directly and no beginning-of-text token is added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_TURN_CHARS = 1_000
 
 
 def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
-    """Load the evaluated model's tokenizer, or return None if none is configured.
+    """Load the evaluated model's tokenizer, or return None if no tokenizer is configured.
 
     `digest` is the digest it must have; empty accepts any. Raise ConfigError if it cannot be loaded or does not match.
     """
@@ -40,7 +40,7 @@ def agent_text(segments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def last_turn(segments: Sequence[Mapping[str, Any]]) -> str:
-    """Return the beginning of the last turn, which stands for the prediction if an environment scores."""
+    """Return the beginning of the last turn, which is used as the prediction if an environment scores."""
     turns = [segment["text"] for segment in segments if segment["kind"] not in SYSTEM_KINDS]
     return turns[-1].strip()[:_MAX_TURN_CHARS] if turns else ""
 

@@ -327,7 +327,7 @@ _AFTER = {"calls_requested": CALLS_OF, "call_success": SUCCESS_OF}
 """Figure of all calls -> prefix of the figures of single tools, which follow it."""
 
 MAIN_FIGURES = ("score", "reward")
-"""Figures that say how good the rollouts of a data set are: it has one of them."""
+"""Figures that rate the rollouts of a data set: it has one of them."""
 
 
 def figure_of(name: str) -> Figure | None:

@@ -50,7 +50,7 @@ class RuleScores:
                         self._journal.append(RULES, self._unit(answer), orjson.dumps(asdict(score)))
 
     def stored(self, answer: Answer) -> Score | None:
-        """Return the stored rule score of an answer, or None if none is stored."""
+        """Return the stored rule score of an answer, or None without one."""
         if not self._judge_queue.needs_rule_score(answer):
             return None
         known = self._journal.get(RULES, self._unit(answer))

@@ -130,7 +130,7 @@ class ScoredRollout:
         )
 
     def part(self, name: str) -> float | None:
-        """Return a part of the score; None if it has none of this name."""
+        """Return a part of the score; None if it has no part of this name."""
         return next((value for own, value in self.parts if own == name), None)
 
     def calls_of(self, tool: str) -> ToolCalls:
@@ -153,7 +153,7 @@ class ScoredRollout:
     def response_tokens(self) -> int | None:
         """Tokens that the model wrote: L, or without a tokenizer the sampled ones; None if neither is known.
 
-        Nothing is known of a rollout that infrastructure ended.
+        They are unknown for a rollout that infrastructure ended.
         """
         if self.status == FAILED:
             return None

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoredJudgements:
-    """Judgements of a stage instance, as far as they are finished."""
+    """Finished judgements of a stage instance, and votes of unfinished ones."""
 
     def __init__(self, context: StageContext, judge_queue: JudgeQueue) -> None:
         settings: ScoresSettings = context.settings

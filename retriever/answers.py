@@ -1,7 +1,7 @@
 """Encode requests to search services, and parse their answers.
 
 All functions are pure and work on bytes. A valid answer becomes a list of `Document`. For any other answer they raise
-`Failure`, which says what was expected and what was received. See docs/behaviour/retrieval.md, "At services".
+`Failure`, which states what was expected and what was received. See docs/behaviour/retrieval.md, "At services".
 """
 
 from __future__ import annotations

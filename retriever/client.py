@@ -140,7 +140,7 @@ class ServiceClient:
         """Return at most `top_n` documents, best first.
 
         Raises TimeoutError if `deadline` (event loop's clock) passes while a service that is alive is searching;
-        a service that was frozen meanwhile is searched once more, with the same time;
+        a service that was frozen meanwhile is searched a second time, with the same time limit;
         SearchUnavailable if services did not answer or kept failing until retries or time ran out; ToolError if a
         service refuses the request or its answer is unusable; ConfigError if a service came back with another index.
         """
@@ -163,7 +163,7 @@ class ServiceClient:
                     raise SearchUnavailable(f"search at {address.url}: {detail}") from None
                 if loop.time() - asked_at < _PROMPT_ANSWER_S or retried_slow:
                     raise
-                # It was frozen, or it is slow to answer anything: search once more, with the whole time.
+                # It was frozen, or it is slow to answer anything: search again, with the whole time.
                 retried_slow, started = True, loop.time()
                 deadline = started + limit_s
                 continue

@@ -28,7 +28,7 @@ class Document:
 
     @property
     def contents(self) -> str:
-        """Title and text as they are indexed and shown; the title, if any, is on a line of its own."""
+        """Title and text in the form that is indexed and shown; the title, if any, is on a line of its own."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 

@@ -116,7 +116,7 @@ class RlOptions(TrainingOptions):
     """Share of each environment in the questions of a step, such as `{ default = 0.25, guess = 0.75 }`; `default` is
     `[environment]`. All environments with rows are named, 0 leaves one out, and the sum is 1. Each environment has
     passes of its own over its rows; the number of steps is still that of `num_epochs` passes over all rows. Empty: rows
-    are drawn as they are."""
+    are drawn regardless of their environments."""
 
     dynamic_sampling: bool = False
     """Whether a step is trained on groups whose rewards differ: groups with equal rewards, which have no gradient, are

@@ -83,7 +83,7 @@ class SftOptions(TrainingOptions):
     """Maximum number of tokens of a row. Longer rows are left out and counted, never truncated. By default all rows of
     `sft_rows` are used."""
     max_rows: int | None = Field(default=None, ge=1)
-    """Maximum number of rows; as they are shuffled, the first ones are a random sample."""
+    """Maximum number of rows; rows are shuffled, so the first ones are a random sample."""
     deepspeed: Literal["none", "zero3"] = "none"
     """Distribution by DeepSpeed. `zero3`: weights, gradients and optimizer state are sharded over the GPUs without
     offload, and gathered in 16 bits when the model is saved. GPUs only."""

@@ -1,6 +1,6 @@
 """Write the conversation formats of LLaMA-Factory, and read ShareGPT back.
 
-Its converter wants a user's side and the model's in turn, one message each. So messages between two turns are joined,
+Its converter expects a user's side and the model's in turn, one message each. So messages between two turns are joined,
 the results of a turn as its own OpenAI reader joins them. It finds calls and reasoning by markers. Hence a call is JSON
 without `<`, and text in front of it cannot spell a call.
 """

@@ -108,7 +108,7 @@ class SftRun:
         if not num_rows:
             left_out = ", ".join(f"{why} {count:,}" for why, count in self._selection.left_out().items() if count)
             raise StageFailed(
-                f"{self._context.address}: none of {self._selection.num_read:,} rows can be trained on ({left_out})"
+                f"{self._context.address}: 0 of {self._selection.num_read:,} rows can be trained on ({left_out})"
             )
         return num_rows
 

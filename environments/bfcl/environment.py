@@ -94,7 +94,7 @@ class Bfcl(Environment):
         return Observation(tuple(records), tuple(messages))
 
     def _unread(self, turn: ModelTurn, errors: Sequence[str]) -> Observation:
-        """React to calls that cannot be read: none of the turn runs, and the user goes on, as in the package."""
+        """React to calls that cannot be read: no call of the turn runs, and the user continues, as in the package."""
         pairs = list(zip(turn.calls, errors, strict=True))
         records = [CallRecord(call.tool, call.text, "invalid", turn.number, error, id=call.id) for call, error in pairs]
         messages = [self.dialect.result(error or "This call was not run.", call.id) for call, error in pairs]

@@ -57,10 +57,10 @@ class Environment:
         roles: Names of models under `models` that episodes may `ask`.
         schemas: Tools that the class answers itself in `step`; those of `environment.tools` are added to them. May be
             set in `reset`.
-        explores: Whether `reset` needs only the payload of a task to open its state and shows `task.text` as it is, so
+        explores: Whether `reset` needs only the payload of a task to open its state and shows `task.text` unchanged, so
             that agents can explore the state without the text, and other tasks can be made of it.
-        scores_references: Whether the class says how good a rollout of such a task is, by the reference in its payload:
-            see `treadle.api.objective_of`.
+        scores_references: Whether the class scores rollouts of such a task, by the reference in its payload: see
+            `treadle.api.objective_of`.
         task: The task, with its hidden payload and answers.
         shared: What `open_shared` yields.
     """
@@ -96,13 +96,13 @@ class Environment:
         raise NotImplementedError(f"{type(self).__name__} needs a method step(turn)")
 
     async def outcome(self) -> Outcome | float | None:
-        """Return how the episode went if only its live state can tell; None if `score` or the rewards of turns do."""
+        """Return the episode's outcome if only its live state can tell; None if `score` or the rewards of turns do."""
         return None
 
     async def score(self, task: Task, rollout: StoredRollout) -> Outcome | float | None:
         """Return how good a finished rollout is; called on a new instance, at any time after the rollout.
 
-        By default the reward of its outcome, else the sum of the rewards of its turns. None is unknown, never 0. It
+        By default the reward of its outcome, else the sum of the rewards of its turns. None means unknown, never 0. It
         cannot `ask`, and `shared` is None.
         """
         return rollout.outcome or rollout.reward

@@ -104,7 +104,7 @@ class CustomEpisode:
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Act the turn again and compare; raise EpisodeDiverged for another reaction, or if the class restarts."""
         if self._environment.resume == "restart":
-            raise EpisodeDiverged("the state of the episode is gone")
+            raise EpisodeDiverged("the state of the episode was lost")
         if self._environment.resume == "replay":
             await self._calls.replay(turn, observation, context)
         if self._environment.resume == "reenact":

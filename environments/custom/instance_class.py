@@ -39,7 +39,7 @@ def is_instance_class(found: object) -> bool:
 
 
 class InstanceClassType:
-    """Type of environment that such a class stands for: the service holds it, and rollouts reach it there."""
+    """Type of environment made from such a class: the service holds its objects, and rollouts reach them there."""
 
     def __init__(self, found: type[Any]) -> None:
         self.name = found.__name__

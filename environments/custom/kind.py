@@ -49,7 +49,7 @@ class CustomRuntime:
 
 
 class CustomType:
-    """Type of environment that a class stands for."""
+    """Type of environment made from an `Environment` class."""
 
     def __init__(self, environment: type[Environment]) -> None:
         self.name = environment.__name__

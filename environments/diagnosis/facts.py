@@ -1,4 +1,4 @@
-"""Hold what is known of a group of rollouts, from which problems and their likely causes follow."""
+"""Hold what is known about a group of rollouts, from which problems and their likely causes follow."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _READERS = {"rollouts": rollout_diagnoses, "scores": score_diagnoses}
 
 
 def diagnoses_of(record: StageRecord, run: Run) -> list[Diagnosis]:
-    """Return the problems of the rollouts or scores of a record; empty if there are none or its tables are gone."""
+    """Return the problems of a record's rollouts or scores; empty if there are none or its tables cannot be read."""
     try:
         return [one for kind, read in _READERS.items() if kind in record.outputs for one in read(record, run)]
     except (TreadleError, KeyError):

@@ -1,4 +1,4 @@
-"""Hold what is known of a group of scored rollouts, from which problems and their likely causes follow."""
+"""Hold what is known about a group of scored rollouts, from which problems and their likely causes follow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def form_marks(prediction: str, gold: Sequence[str], choices: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class JudgeCounts:
-    """What one judge said of the answers that it was asked about."""
+    """Verdicts and grades of one judge on the answers that it was asked about."""
 
     num_right: int = 0
     num_wrong: int = 0

@@ -43,7 +43,7 @@ def score_diagnoses(record: StageRecord, run: Run) -> Iterator[Diagnosis]:
 
 
 def _has_answered(row: Row) -> bool:
-    """Return whether a rollout ended with an answer, even an empty one, or has a candidate that stands for it."""
+    """Return whether a rollout ended with an answer, even an empty one, or has a candidate that is taken as one."""
     return row["status"] == _ANSWERED or bool(row["is_valid_answer"])
 
 

@@ -1,4 +1,4 @@
-"""Make the tasks of the ledger from seeds, and say how far a book fulfils them.
+"""Make the tasks of the ledger from seeds, and measure how far a book fulfils them.
 
 A task is a text, the state that it asks for, and the calls of one solution, three to six of them with the last one,
 which hands the task in. A task that was made by exploring a book has the calls of its reference in their place.

@@ -175,7 +175,7 @@ class BookCall:
 
     Attributes:
         run: Function of the book and the arguments. Raises CallError.
-        schema: How models are told of it.
+        schema: Description of the call for models.
     """
 
     run: Callable[..., dict[str, Any]]

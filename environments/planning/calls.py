@@ -1,6 +1,6 @@
 """Run the calls of a planning agent: in the order of its plan, with a cap, and no repeated search.
 
-Each finished call is cached on its own, so that a rollout that is killed in the middle of a batch runs none of them
+Each finished call is cached on its own, so that a rollout that is killed in the middle of a batch does not run it
 again.
 """
 
@@ -94,7 +94,7 @@ class PlannedCalls(EpisodeCalls):
         return replace(observation, calls=records)
 
     def refuse(self, turn: ModelTurn, note: str, notice: str) -> Observation:
-        """Run none of the calls of a turn; each is counted as refused with the note, and answered with the notice."""
+        """Refuse all calls of a turn; each is counted as refused with the note, and answered with the notice."""
         self._read_plan(turn)
         records = [record_of(call, turn.number, ToolOutcome("refused", notice, note=note)) for call in turn.calls]
         for record in records:
@@ -159,7 +159,7 @@ class PlannedCalls(EpisodeCalls):
     async def _run_one(
         self, planned: PlannedCall, turn: ModelTurn, context: StepContext, seconds: Callable[[], float]
     ) -> ToolOutcome:
-        """Run one call, or take what is known of it: from an earlier attempt, or from an equal call before it."""
+        """Run one call, or use what is known about it: from an earlier attempt, or from an equal call before it."""
         unit = f"{call_unit(turn.number)}/{planned.call.id}"
         if (known := self._cache.get(unit)) is not None:
             (raw,) = orjson.loads(known)["calls"]

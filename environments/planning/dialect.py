@@ -59,9 +59,9 @@ def tools_of(dialect: DialectName) -> tuple[str, ...]:
 
 
 def _successors(name: DialectName, tools: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return which block may follow which; thoughts, which stand before each block, and results are left out.
+    """Return which block may follow which; thoughts, which precede each block, and results are left out.
 
-    A call stands for itself and its result.
+    A call here includes its result.
     """
     tools = tuple(tools)
     if name in ("web", "all"):

@@ -1,4 +1,4 @@
-"""Read the text of a tag that stands for an entry of `environment.tools`: arguments as JSON, or a single plain text."""
+"""Read the text of a tag that calls an entry of `environment.tools`: arguments as JSON, or a single plain text."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class PlanningEpisode:
         )
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
-        """Count the calls of an observation; bring tools with state into theirs."""
+        """Count the calls of an observation; restore the state of tools that keep one."""
         if self._guard is not None:
             self._guard.read(turn)
         if turn.calls:

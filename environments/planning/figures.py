@@ -1,4 +1,4 @@
-"""Say how a planning agent worked: its steps, its batches, its plan, and the times of its calls. Pure functions.
+"""Measure how a planning agent worked: its steps, its batches, its plan, and the times of its calls. Pure functions.
 
 Definitions: docs/behaviour/planning.md.
 """
@@ -125,7 +125,7 @@ class CallTimes:
 
 @dataclass(slots=True)
 class _Plans:
-    """Plans of a trajectory as it is read."""
+    """Plans of a trajectory, collected while it is read."""
 
     current: Plan | None = None
     found: list[Plan] = field(default_factory=list)

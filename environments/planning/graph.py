@@ -50,7 +50,7 @@ class Template:
 
     Attributes:
         literals: Text around the places; one more than there are places.
-        places: Id of the task whose result stands there, in order.
+        places: Id of the task whose result fills each place, in order.
     """
 
     literals: tuple[str, ...]
@@ -73,7 +73,7 @@ class PlanNode:
 
     Attributes:
         id: Normalized id, such as `T1`.
-        description: What is to be done, as the model wrote it.
+        description: What to do, as the model wrote it.
         depends_on: Ids of the tasks whose results it needs, in the order written, without repetition.
         tool: Tool that it calls; None for a task of reasoning alone, which makes no call.
         argument: Argument of the call.
@@ -257,7 +257,7 @@ _PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.-]*)\}")
 
 
 def parse_template(text: str) -> Template:
-    """Read a text with places such as `{a}`; `{{` and `}}` stand for braces, and any other brace for itself."""
+    """Read a text with places such as `{a}`; `{{` and `}}` are escaped braces, and any other brace is literal."""
     if "{" not in text and "}" not in text:
         return Template((text,))
     literals, places = [""], []

@@ -66,7 +66,7 @@ class StepGuard:
             self._texts.append((turn.number, text))
 
     def parts(self) -> dict[str, float]:
-        """Return how many candidates there were, and whether one stands for the answer that was not given."""
+        """Return how many candidates there were, and whether one is taken as the answer that was not given."""
         taken = self.num_candidates > 0 and not self.has_answer
         return {"candidates": float(self.num_candidates), BY_CANDIDATE: float(taken)}
 

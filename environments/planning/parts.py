@@ -1,4 +1,4 @@
-"""Name the figures of planning agents, which their episodes hand on as parts of the outcome.
+"""Name the figures of planning agents, which their episodes return as parts of the outcome.
 
 Computed by `PlanFigures`; definitions: docs/behaviour/planning.md.
 """

@@ -1,4 +1,4 @@
-"""Say what the calls of a turn have to do with the plan: their tasks, the calls that they wait for, and their places.
+"""Relate the calls of a turn to the plan: their tasks, the calls that they wait for, and their places.
 
 A query belongs to the task that it names, as in `T2: query`; without a name to the task whose words it shares most.
 Only names and graph markup make a call wait: a guess never delays one.

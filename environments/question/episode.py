@@ -59,7 +59,7 @@ class QuestionEpisode:
         return Observation(status="length" if turn.ended == "length" else "no_answer")
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
-        """Count the calls of an observation; bring tools with state into theirs."""
+        """Count the calls of an observation; restore the state of tools that keep one."""
         await self._calls.replay(turn, observation, context)
 
     async def outcome(self) -> Outcome | None:

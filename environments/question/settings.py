@@ -96,8 +96,8 @@ class QuestionSettings(EnvironmentSettings):
     continuation_calls: int = Field(default=4, ge=0)
     """Calls that a continuation after an edit may make beyond each limit."""
     on_limit: Literal["notice", "silent", "stop"] = "notice"
-    """Reaction to a call over a limit. `notice`: a result block says so, and a second such call of the same tool ends
-    the rollout with `limit`; `silent`: nothing is appended and the model continues; `stop`: the rollout ends with
+    """Reaction to a call over a limit. `notice`: a result block reports it, and a second such call of the same tool
+    ends the rollout with `limit`; `silent`: nothing is appended and the model continues; `stop`: the rollout ends with
     `limit`."""
     max_turns: int | None = Field(default=None, ge=1)
     """Most generation calls per rollout; none means the sum of the tools' limits plus 4. An entry of `tools` without a

@@ -100,7 +100,7 @@ class ServiceEnvironment(Environment):
         )
 
     async def outcome(self) -> Outcome | None:
-        """Return the score of the instance; None without a turn of the model, which nothing can be said of.
+        """Return the score of the instance; None without a turn of the model, which leaves nothing to score.
 
         The service scores its own task, so there is none for another one on the same state.
         """

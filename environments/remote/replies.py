@@ -32,7 +32,7 @@ class ServiceUnavailable(ToolError):
 
 
 class InstanceLost(ToolError):
-    """An instance that failed or is gone; its episode can be acted again on a new one."""
+    """An instance that failed or no longer exists; its episode can be acted again on a new one."""
 
     retryable = True
 
@@ -64,7 +64,7 @@ class ServiceState:
 def data_of(place: str, status: int, body: bytes, *, is_of_instance: bool) -> Any:
     """Return what a successful reply holds. Raises ServiceRefused, ServiceUnavailable, InstanceLost or ReplyUnusable.
 
-    `place` names the request in messages; `is_of_instance` says that it makes an instance or is for one.
+    `place` names the request in messages; `is_of_instance` is true if it makes an instance or is for one.
     """
     try:
         reply = orjson.loads(body)

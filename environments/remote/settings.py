@@ -63,7 +63,7 @@ class ServiceSettings(EnvironmentSettings):
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
         if self.tools:
-            raise ValueError("a service brings its own tools; remove environment.tools")
+            raise ValueError("a service provides its own tools; remove environment.tools")
         return self
 
     @property

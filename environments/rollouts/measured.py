@@ -1,4 +1,4 @@
-"""Tell which rollouts have a known duration."""
+"""Check whether the duration of a rollout is known."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
 
 
 def first_tools(tool_schemas: str) -> list[ToolSchema]:
-    """Return the tools that the model was told of before its first turn, from the column `tool_schemas`."""
+    """Return the tools that the model was given before its first turn, from the column `tool_schemas`."""
     return [_schema(one) for one in orjson.loads(tool_schemas) if not one.get("added")]
 
 

@@ -1,1 +1,1 @@
-"""Scorers: rules that say how good a finished rollout is, one per file."""
+"""Scorers: rules that rate finished rollouts, one per file."""

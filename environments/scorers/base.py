@@ -23,12 +23,12 @@ Scale = Literal["binary", "graded", "reward"]
 
 
 class Scorer(Entry):
-    """Rule that says how good a finished rollout is.
+    """Rule that rates finished rollouts.
 
     Attributes:
         PARTS: Names of the parts that a `Score` may have, with one line on each: `title: explanation`.
         READS: What decides. `answer`: a rollout that did not end with an answer is wrong. `outcome`: what the tools
-            said of the episode. `rollout`: all of it.
+            reported about the episode. `rollout`: all of it.
         SCALE: Values of a score: 0 or 1, from 0 to 1, or any number, which reports call a reward.
         NEEDS_ANSWERS: Whether tasks must have gold answers.
         PAYLOAD: Fields of the payload that tasks must have.

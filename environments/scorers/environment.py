@@ -1,4 +1,4 @@
-"""Let an environment say how good a rollout is."""
+"""Let an environment rate rollouts of its tasks."""
 
 from __future__ import annotations
 

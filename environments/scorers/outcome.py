@@ -1,4 +1,4 @@
-"""Score rollouts by what the tools said of the episode at its end."""
+"""Score rollouts by what the tools reported about the episode at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OutcomeScorer(Scorer):
     )
 
     type: str = "outcome"
-    """What the tools say of the episode."""
+    """The outcome that the tools report for the episode."""
 
     @classmethod
     def missing(cls, environment: EnvironmentSettings) -> str | None:
@@ -49,7 +49,7 @@ def outcome_score(outcome: Outcome | None, scorer: str, missing: str) -> Score:
     """Return the verdict in an outcome: `score` is the reward, `correct` the success.
 
     Without a reward, a success is 1 and a failure 0; with neither, or a reward that is not a number or beyond 1e9,
-    `score` is None and `error` says so. A rollout is right if its outcome is a success, or else if its reward is above
+    `score` is None and `error` says why. A rollout is right if its outcome is a success, or else if its reward is above
     0.5.
     """
     reward = outcome.reward if outcome is not None else None

@@ -73,7 +73,7 @@ told.write("\\n{_RESULT}" + test["token"] + "\\n")
 
 
 class ProgramTest(Protocol):
-    """One test of a solution; `is_assertion` says that its program runs code of the test as well."""
+    """One test of a solution; `is_assertion` is true if its program runs code of the test as well."""
 
     is_assertion: ClassVar[bool]
 
@@ -179,7 +179,7 @@ def read_tests(payload: Mapping[str, Any]) -> list[ProgramTest]:
     elif "test_code" in given:
         tests = _assertion_tests(given)
     else:
-        raise BadTask("tests has none of stdin, inputs and test_code; import the hidden tests of the task first")
+        raise BadTask("tests has no stdin, inputs or test_code; import the hidden tests of the task first")
     if not tests:
         raise BadTask("tests has no test")
     return tests

@@ -57,7 +57,7 @@ class FinishedRollout(Protocol):
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the tools said of the episode."""
+        """Outcome of the episode, as the tools reported it."""
         ...
 
     def stored(self) -> StoredRollout:
@@ -98,7 +98,7 @@ class OpenScorers:
                 scorer.use_stores(store)
         self._users = UserLoop(of_users)
         self.reads_all = bool(of_users) or bool(environments)
-        """Whether some rollouts are scored by all that is known of them, payload included."""
+        """Whether some rollouts are scored by everything known about them, payload included."""
 
     def __enter__(self) -> Self:
         """Return itself; scorers are opened when they are first needed."""
@@ -112,7 +112,7 @@ class OpenScorers:
     def scorer_of(self, task: Task) -> NamedScorer:
         """Return the scorer of a task: the one it names, else its environment's or its domain's.
 
-        Raises ConfigError if there is none of that name.
+        Raises ConfigError if no scorer has that name.
         """
         environment = self._environments.get(task.environment)
         if environment is None:
@@ -189,7 +189,7 @@ def _scorer_of_type(environment: EnvironmentSettings, entries: Mapping[str, Scor
 
 
 def has_given(status: str, outcome: Outcome | None) -> bool:
-    """Return whether a rollout gave an answer: at its end, or as a candidate that stands for it."""
+    """Return whether a rollout gave an answer: at its end, or as a candidate that is taken as one."""
     if status == ANSWERED:
         return True
     return status != FAILED and outcome is not None and outcome.parts.get(BY_CANDIDATE, 0.0) > 0
@@ -202,7 +202,7 @@ def is_decided(scorer: Scorer, rollout: FinishedRollout) -> Score | None:
         is_wrong = is_wrong or not rollout.prediction or not has_given(rollout.status, rollout.outcome)
     if not is_wrong:
         return None
-    # Parts of an answer that was not given are 0; nothing is known of the parts of a lost rollout.
+    # Parts of an answer that was not given are 0; the parts of a lost rollout are unknown.
     return Score(0.0, False, STATUS, parts=dict.fromkeys(scorer.PARTS, 0.0) if scorer.READS == "answer" else {})
 
 

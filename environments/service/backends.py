@@ -32,7 +32,7 @@ class Backend(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Id of its process; None if it has none of its own."""
+        """Id of its process; None if it has no process of its own."""
         ...
 
     async def start(self, params: Mapping[str, Any]) -> Any:
@@ -130,7 +130,7 @@ def _collection_clock() -> CollectionClock:
 
 @types.coroutine
 def measured(work: Coroutine[Any, Any, T], on_cpu: Callable[[float], None]) -> Generator[Any, Any, T]:
-    """Await a coroutine, and tell how much processor time its own steps took.
+    """Await a coroutine, and report how much processor time its own steps took.
 
     Neither the time that it waited counts nor that of the garbage collector.
     """

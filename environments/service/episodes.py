@@ -59,7 +59,7 @@ def check_servable(settings: EnvironmentSettings) -> None:
             f"{settings.type} asks models ({', '.join(settings.role_names)}), which a served environment has not"
         )
     if not traits.brings_tasks:
-        raise ConfigError(f"{settings.type} brings no tasks of its own, so there is nothing to serve")
+        raise ConfigError(f"{settings.type} has no tasks of its own, so there is nothing to serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class EpisodeInstance:
         if observation.tools:
             info["tools"] = [schema.as_openai() for schema in observation.tools]
         if len(observation.messages) > 1:
-            # The interface has one message, in which results of calls and what follows them are not told apart.
+            # The interface has one message, which does not separate results of calls from what follows them.
             info["messages"] = [_listed(message, turn, action) for message in observation.messages]
         given = [call.get("id") for call in action.get("tool_calls") or ()]
         message = _one_message(turn, observation, given)
@@ -186,7 +186,7 @@ class EpisodeInstance:
     async def _reward(self, observation: Observation, params: Mapping[str, Any]) -> float:
         """Return the reward of a step: with `params.sparse` that of `evaluate`, at the end alone.
 
-        A turn that the environment gives no reward has 0: the interface has no other way to say so.
+        A turn that the environment gives no reward has 0: the interface cannot express that there is no reward.
         """
         if params.get("sparse"):
             return _score(await self._outcome(), params, self._settings.type) if self._is_over else 0.0
@@ -195,7 +195,7 @@ class EpisodeInstance:
 
 def _score(outcome: Outcome | None, params: Mapping[str, Any], kind: str) -> float:
     if outcome is None:
-        raise ValueError(f"{kind} does not say how good this episode is")
+        raise ValueError(f"{kind} gives no score for this episode")
     if not params.get("sparse"):
         return float(bool(outcome.success)) if outcome.reward is None else outcome.reward
     if outcome.success is not None:

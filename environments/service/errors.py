@@ -23,7 +23,7 @@ CODES: dict[str, tuple[int, bool]] = {
 
 
 class ServiceError(Exception):
-    """A refusal or failure that the caller is told of.
+    """A refusal or failure that is reported to the caller.
 
     Attributes:
         code: One of `CODES`.
@@ -51,7 +51,7 @@ class NotActed(ServiceError):
 
 
 class EnvironmentFailed(Exception):
-    """An exception of an environment, as told by the process that it ran in.
+    """An exception of an environment, as reported by the process that it ran in.
 
     Attributes:
         kind: Name of the exception's class.

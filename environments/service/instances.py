@@ -26,7 +26,7 @@ class Reply:
 
 @dataclass(slots=True)
 class _Stored:
-    """What is known of a request with an id: the digest of its content, and the reply unless it was dropped."""
+    """Data kept about a request with an id: the digest of its content, and the reply unless it was dropped."""
 
     digest: bytes
     reply: asyncio.Future[Reply] | Reply | None
@@ -49,7 +49,7 @@ class StoredReplies:
     async def once(self, request_id: str | None, content: Any, act: Callable[[], Awaitable[Reply]]) -> Reply:
         """Return the reply of `act`, or the stored one of an earlier request with this id.
 
-        A repeated request waits for one that is still acting. Raises ServiceError for an id that stands for other
+        A repeated request waits for one that is still acting. Raises ServiceError for an id that was used with other
         content, or whose reply was dropped, and what `act` raises before it acted: the id then stays unused.
         """
         if request_id is None:

@@ -45,7 +45,7 @@ class ServedKind:
         self.name = name
         self.needs_process = runs_foreign_code(settings)
         self._takes_any_task = isinstance(settings, InstanceClassSettings)
-        """Whether the environment alone knows which ids are tasks."""
+        """Whether only the environment can decide if an id is a task."""
         self._settings = settings
         self._template = Template(settings, on_count)
         self._host: EnvironmentHost | None = None

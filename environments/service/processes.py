@@ -35,7 +35,7 @@ class Worker:
     """Process of one instance. All of it ends with `kill`, whatever the process does."""
 
     def __init__(self, pid: int, descriptor: int, channel: socket.socket, on_end: Callable[[], None]) -> None:
-        """Take over a process by its descriptor, and our end of its socket pair."""
+        """Take ownership of a process by its descriptor, and of our end of its socket pair."""
         self.pid = pid
         self.ended = asyncio.Event()
         self._descriptor = descriptor

@@ -142,7 +142,7 @@ class EnvironmentService:
         )
 
     async def release(self, envelope: Envelope) -> Reply:
-        """End an instance; unknown ones are told apart in the body alone."""
+        """End an instance; for an unknown one, only the body of the reply differs."""
         instance = self.instances.get(_needed(envelope, "instance_id"))
         if instance is None:
             return Reply(200, orjson.dumps({"success": False, "data": None}))
@@ -231,7 +231,7 @@ class EnvironmentService:
         return reply
 
     def _explained(self, error: Exception, kind: str, instance: Instance | None = None) -> ServiceError:
-        """Return what the caller is told of an error; the log has the rest, under the same number."""
+        """Return the error to report to the caller; the log has the rest, under the same number."""
         if isinstance(error, ServiceError):
             return error
         if isinstance(error, RequestUnfit):
@@ -284,7 +284,7 @@ class EnvironmentService:
         return made.replies.once(envelope.request_id, _content(envelope), _never)
 
     async def _make_room(self, identity: str, envelope: Envelope) -> None:
-        """End the instance with this id if it is to be replaced. Raises ServiceError if it is not."""
+        """End the instance with this id if the request replaces it. Raises ServiceError if it does not."""
         old = self.instances.get(identity)
         if old is None:
             return

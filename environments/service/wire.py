@@ -141,7 +141,7 @@ class ReleaseReply(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What went wrong."""
+    """Error of a failed request."""
 
     code: str
     message: str
@@ -158,7 +158,7 @@ class ErrorReply(BaseModel):
 def checked_state(value: Any, *, is_first: bool) -> dict[str, Any]:
     """Return a state that an environment made, if it fits the interface. Raises ValueError.
 
-    `is_first` says that it is that of `create`, with the system message and the user's; else it has one message.
+    With `is_first` it is that of `create`, with the system message and the user's; else it has one message.
     """
     state = State.model_validate(value)
     roles = [message.role for message in state.state]

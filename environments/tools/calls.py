@@ -37,7 +37,7 @@ from treadle.web.pages.control_tokens import without_tokens
 OnLimit = Literal["notice", "silent", "stop", "refuse"]
 
 TOOLS_UNIT = "tools"
-"""Cached unit with the tools that the model was told of before its first turn."""
+"""Cached unit with the tools that the model was given before its first turn."""
 EMPTY_RESULT = "(no output)"
 _NOT_RUN = "This call was not run."
 
@@ -49,8 +49,8 @@ class CallLimits:
     Attributes:
         of_entry: Function that returns the most executed calls of each tool of an entry; None means no limit.
         total: Most executed calls over all tools; None means no limit.
-        on_limit: Reaction to a call over a limit; see `QuestionSettings.on_limit`. With `refuse` a result says so, each
-            time.
+        on_limit: Reaction to a call over a limit; see `QuestionSettings.on_limit`. With `refuse` a result reports it,
+            each time.
     """
 
     of_entry: Callable[[str], int | None]
@@ -97,7 +97,7 @@ class EpisodeCalls:
     limits: CallLimits = CallLimits(lambda entry: None)
     ledger: Ledger = field(init=False)
     recorded: Mapping[str, CallRecord] = field(default_factory=dict)
-    """Recorded calls by id that stand for calls of stateless tools, when a turn is acted again."""
+    """Recorded calls by id that replace calls of stateless tools when a turn is acted again."""
     _tools: dict[str, EpisodeTools] = field(default_factory=dict)
     _entries: dict[str, str] = field(default_factory=dict)
     _schemas: dict[str, ToolSchema] = field(default_factory=dict)
@@ -113,11 +113,11 @@ class EpisodeCalls:
         self._added_tokens = options.added_tokens
         for name, source in self.sources.items():
             self._tools[name] = source if type(source) is SharedTool else await source.episode(task, options.seed)
-        if not self.dialect.ends_every_turn:  # tags are told by the system message, and each is an entry
+        if not self.dialect.ends_every_turn:  # tags are described in the system message, and each is an entry
             self._entries = {name: name for name in self._tools}
             return ()
         if (known := options.cache.get(TOOLS_UNIT)) is not None:
-            # A server may have other tools by now, but the model was told of these.
+            # A server may have other tools by now, but the model was given these.
             self._add([ToolSchema(**one) for one in orjson.loads(known)])
             return tuple(self._schemas.values())
         schemas = self._new_schemas()
@@ -198,14 +198,14 @@ class EpisodeCalls:
         return await tools.call(call.tool, call.arguments, deadline=context.deadline, context=told)
 
     async def _run_again(self, call: Call, turn: ModelTurn, context: StepContext) -> ToolOutcome:
-        """Run a recorded call again, to bring its tool into the state after it."""
+        """Run a recorded call again, to put its tool into the state after it."""
         return await self._call(call, turn, context)
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
-        """Bring the tools into the state after recorded calls.
+        """Put the tools into the state after recorded calls.
 
         Calls of stateless tools are only counted, those of tools that reenact are made again, in their order. Raises
-        EpisodeDiverged if one has another outcome, or if the state of a tool cannot be had again.
+        EpisodeDiverged if one has another outcome, or if the state of a tool cannot be restored.
         """
         calls = {call.id: call for call in turn.calls}
         for record in observation.calls:
@@ -214,7 +214,7 @@ class EpisodeCalls:
             if resume == "stateless" or not record.executed or record.id not in calls:
                 continue
             if resume == "restart":
-                raise EpisodeDiverged(f"the state of {record.tool} is gone")
+                raise EpisodeDiverged(f"the state of {record.tool} was lost")
             again = record_of(calls[record.id], turn.number, await self._run_again(calls[record.id], turn, context))
             if (again.status, again.text) != (record.status, record.text):
                 raise EpisodeDiverged(f"a recorded call of {record.tool} had another outcome when it was made again")
@@ -227,7 +227,7 @@ class EpisodeCalls:
             self.ledger.add(record)
 
     async def outcome(self) -> Outcome | None:
-        """Return what the tools can tell of the ended episode; the first one that knows something decides."""
+        """Return the outcome of the ended episode; that of the first tool that reports one counts."""
         for tools in self._own():
             if (outcome := await tools.outcome()) is not None:
                 return outcome
@@ -252,7 +252,7 @@ class EpisodeCalls:
         entry = self._entry(call.tool)
         resume = "stateless" if entry is None else self.sources[entry].resume
         if resume == "restart" and record.executed:
-            raise EpisodeDiverged(f"the state of {call.tool} is gone")
+            raise EpisodeDiverged(f"the state of {call.tool} was lost")
         return outcome_of(record) if resume == "stateless" else None
 
     def _unreadable(self, call: Call) -> ToolOutcome | None:

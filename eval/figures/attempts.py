@@ -26,7 +26,7 @@ OVER_ATTEMPTS: Mapping[str, str] = {
     "best@": "expected P of the best of k rollouts",
     "worst@": "expected P of the worst of k rollouts",
 }
-"""Prefix of a figure over k rollouts of a question -> what it is. None is a figure of single rollouts."""
+"""Prefix of a figure over k rollouts of a question -> what it is. No entry is a figure of single rollouts."""
 _NAME = re.compile(rf"({'|'.join(OVER_ATTEMPTS)})([1-9]\d*)")
 
 
@@ -66,7 +66,8 @@ def attempt_figures(rollouts: Sequence[ScoredRollout]) -> list[str]:
     """Return the names of the figures over attempts that a data set has; none if a question has one rollout.
 
     k is 2, 4, 8, … up to the smallest number of rollouts per question, and that number, which alone `avg@`, `std@`
-    and `maj@` have. `best@` differs from `pass@` only if some P is neither 0 nor 1; rewards have none of these.
+    and `maj@` have. `best@` differs from `pass@` only if some P is neither 0 nor 1. Of all these, rewards have
+    only `pass@`.
     """
     ks, compared = pass_at_ks(rollouts), _compared(rollouts)
     picked = [f"{BEST_OF}{len(next(iter(compared.values())))}"] if compared else []

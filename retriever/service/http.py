@@ -85,7 +85,7 @@ def _has_field(body: bytes, name: str) -> bool:
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body of a request; raise HTTPException as soon as it is known to be too long."""
+    """Return the body of a request; raise HTTPException as soon as its length is known to exceed the limit."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise HTTPException(413, f"a request may have at most {max_bytes} bytes; this one has {announced}")

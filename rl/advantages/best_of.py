@@ -23,7 +23,7 @@ _READ = (*_COPIED, "sample_index", "samples")
 def held_out_rollouts(inputs: Mapping[str, Sequence[Rows]]) -> Iterator[list[dict[str, Any]]]:
     """Yield the rollouts of each held-out task that has several with a reward, as rows that the critic can score.
 
-    `reward` is that of the rollout; all other columns are those of a candidate, for which the whole rollout stands.
+    `reward` is that of the rollout; all other columns are those of a candidate, which is the whole rollout here.
     """
     split = {row["question_key"]: row["split"] for row in _rows(inputs["questions"], ("question_key", "split"))}
     rewards = {

@@ -20,7 +20,7 @@ class AdvantagesOptions(TurnRequests):
     critic with its hidden information, as in the paper."""
     best_of: bool = False
     """Whether the critic also chooses among the rollouts of each held-out task. The mean reward of its choices, next to
-    those of all and of the best, says how good the critic is; it is no policy, because it sees hidden information."""
+    those of all and of the best, shows how good the critic is; it is no policy, because it sees hidden information."""
 
 
 class AdvantagesSettings(MixedSettings):

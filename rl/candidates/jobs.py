@@ -39,7 +39,7 @@ class TurnJob:
 
 
 class TurnJobs:
-    """The turns of the selected rollouts, read from their tables as often as they are asked for."""
+    """The turns of the selected rollouts, read from their tables in each iteration."""
 
     def __init__(self, settings: CandidatesSettings, inputs: Mapping[str, tuple[Rows, ...]]) -> None:
         self._settings = settings

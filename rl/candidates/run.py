@@ -1,6 +1,6 @@
 """Sample alternatives for turns: each turn in its own job, from a journal that resumes it.
 
-Every completion is journaled before it is used, so an interrupted stage asks for none of them again.
+Every completion is journaled before it is used, so an interrupted stage does not ask for it again.
 """
 
 from __future__ import annotations

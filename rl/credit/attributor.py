@@ -84,7 +84,7 @@ class Attributor:
     """Model that labels steps. `labels` may be called by several threads."""
 
     def __init__(self, asker: ModelAsker[str], model: str, limits: AskingLimits) -> None:
-        """Use an open asker; `model` tells which model it asks, as replies of another one do not count."""
+        """Use an open asker; `model` is the name of the model that it asks: replies of another one do not count."""
         self._asker = asker
         self._model = model
         self._limits = limits
@@ -203,7 +203,7 @@ def shortened(text: str) -> str:
 
 
 def read_labels(text: str, num_steps: int) -> list[bool] | None:
-    """Return whether each step is good, from a reply; None if it does not say so of all steps.
+    """Return whether each step is good, from a reply; None if it does not label all steps.
 
     Verdicts are numbered from 1 or from 0; of several on one step the last counts. Otherwise the first `num_steps`
     words GOOD or BAD count. Reasoning up to `</think>` and asterisks are ignored.

@@ -91,7 +91,7 @@ class CreditRule(Entry):
 
     @contextlib.contextmanager
     def open(self, folder: Path | None = None) -> Iterator[None]:
-        """Hold what the rule needs, such as connections, for as long as it is used in a process.
+        """Hold what the rule needs, such as connections, while the rule is used in a process.
 
         `folder` keeps what a resumed training should not pay for again; processes of one training share it, and it may
         not exist yet. None outside of trainings.

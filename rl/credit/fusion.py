@@ -67,8 +67,8 @@ def fuse(
 ) -> list[FusedSteps]:
     """Return the advantages of the steps of a group.
 
-    Labels say of each step whether it is good. Missing ones are taken for good, in `allocation` only if the trajectory
-    is a success; those beyond its steps are ignored.
+    Labels state for each step whether it is good. Missing ones are taken for good, in `allocation` only if the
+    trajectory is a success; those beyond its steps are ignored.
     """
     aligned = [
         _aligned(flags, number, settings.scheme == "decouple" or reward > SUCCESS)

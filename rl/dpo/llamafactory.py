@@ -131,9 +131,7 @@ def export_pairs(
         with (folder / PAIRS_FILE).open("wb") as file:
             file.writelines(_lines(rows, counts))
         if not counts["written"]:
-            raise DataError(
-                f"none of {counts['left_out']:,} pairs has a conversation that alternates; nothing to write"
-            )
+            raise DataError(f"0 of {counts['left_out']:,} pairs have a conversation that alternates; nothing to write")
         (folder / "dataset_info.json").write_bytes(orjson.dumps(_INFO, option=orjson.OPT_INDENT_2))
         body = yaml.safe_dump(arguments, sort_keys=False, width=1000)
         (folder / CONFIG_FILE).write_text(f"# Written by Treadle for LLaMA-Factory 0.9.5.\n{body}", encoding="utf-8")

@@ -90,7 +90,7 @@ class PairStore:
         self._address = address
 
     def select(self) -> PairSelection:
-        """Return which pairs are used; raise StageFailed if none is left, ConfigError for what a policy may not see."""
+        """Return the pairs to use; raise StageFailed if no pair is left, ConfigError for what a policy may not see."""
         places, tasks, left_out = [], [], Counter[str]()
         for place, row in enumerate(self._rows(("pair_key", *_READ[1:]))):
             if row["hidden"] and not self._settings.is_critic:
@@ -120,7 +120,7 @@ class PairStore:
         return PairSelection(frozenset(place for place, _ in train), kept, left_out=left_out)
 
     def store(self, path: Path, selection: PairSelection) -> None:
-        """Write the selected pairs for the engine, and fill in what is known of them only now."""
+        """Write the selected pairs for the engine, and fill in the fields of `selection` that depend on their rows."""
         write_rows(path, ENGINE_ROWS, self._batches(selection))
 
     def _batches(self, selection: PairSelection) -> Iterator[pa.RecordBatch]:

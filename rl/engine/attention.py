@@ -1,7 +1,7 @@
 """Compute attention over packed sequences: many sequences in one row of tokens, without padding.
 
 All other parts of a transformer work on each token separately, so replacing the attention is enough to pack a
-transformers model. A `Layout`, passed through the model as the argument `layout`, says which tokens attend to which.
+transformers model. A `Layout`, passed through the model as the argument `layout`, defines which tokens attend to which.
 Only models in which every layer attends to all earlier tokens are supported.
 """
 

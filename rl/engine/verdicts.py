@@ -92,7 +92,7 @@ class _Rollout:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the tools said of the episode."""
+        """Outcome of the episode, as the tools reported it."""
         return self.made.trajectory.outcome
 
     def stored(self) -> StoredRollout:

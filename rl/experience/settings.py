@@ -128,7 +128,7 @@ class ExperienceUse(Section):
     top_k: int = Field(default=3, ge=1)
     """Maximum number of records that a task gets."""
     template: str = TEMPLATE
-    """Text around the records; `{experience}` stands for them."""
+    """Text around the records, which replace `{experience}`."""
     off_clip_high: float = Field(default=0.6, gt=0.0)
     """Upper clipping range, in place of `clip_high`, of rollouts whose experience was cut: a wider one lets tokens
     become likely that were rare without the experience."""
@@ -136,7 +136,7 @@ class ExperienceUse(Section):
     """Whether the pool begins with the result of the stage `experience`; otherwise it begins empty."""
     update_steps: int = Field(default=0, ge=0)
     """Steps between updates, in which the rollouts of a step become experience for the next ones, with the models of
-    `[experience]`; 0 leaves the pool as it is."""
+    `[experience]`; 0 leaves the pool unchanged."""
 
     @property
     def shows(self) -> bool:

@@ -105,7 +105,7 @@ def _counts(lost: Counter[str], *, num_too_long: int) -> str:
 
 
 def _without_error(group: Group, job: GroupJob) -> Group:
-    """Return a failed group with a lost trajectory in each place; others as they are."""
+    """Return a failed group with a lost trajectory in each place; other groups unchanged."""
     if not group.error:
         return group
     seeds = [derive_seed(job.seed, number) for number in range(job.size)]

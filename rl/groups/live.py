@@ -1,4 +1,4 @@
-"""Tell what a training's process does in a step: its rollouts by state, and the model servers that it asks.
+"""Report what a training's process does in a step: its rollouts by state, and the model servers that it asks.
 
 The process writes a file by the clock, so that a stall is visible although nothing finishes; the stage reads it. The
 file is a view for people, and no part of any result.
@@ -124,7 +124,7 @@ class LiveRollouts:
         self.write()
 
     def begin(self, step: int) -> None:
-        """Begin the rollouts of a step, or continue them; 0 stands for a validation."""
+        """Begin the rollouts of a step, or continue them; step 0 is a validation."""
         if step == self._step:
             return
         self._earlier_tokens += self._counts().tokens

@@ -69,7 +69,7 @@ class _Rollout:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the tools said of the episode."""
+        """Outcome of the episode, as the tools reported it."""
         outcome = self.row["outcome"]
         return None if outcome is None else Outcome(**orjson.loads(outcome))
 

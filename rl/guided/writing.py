@@ -45,7 +45,7 @@ class GuidedRows:
         if not self._verdicts.tasks:
             left_out = sum(count for name, count in counts.items() if name.startswith("left_out."))
             raise StageFailed(
-                f"{self._context.address}: none of {counts['rollouts']:,} rollouts has a score, "
+                f"{self._context.address}: 0 of {counts['rollouts']:,} rollouts have a score, "
                 f"{counts['failed_rollouts']:,} failed, {left_out:,} are left out; first error: {self._first_error}; "
                 "correct the scorer of these tasks, or run again"
             )

@@ -59,7 +59,7 @@ class HiddenStatements:
         found = self._by_key.get(question_key)
         if found is None:
             raise StageFailed(
-                f"the environment of task {question_key} does not say what it hides from the policy; set "
+                f"the environment of task {question_key} does not state what it hides from the policy; set "
                 "preferences.hidden_information = false, or add `hidden_information` to the type of the environment"
             )
         return found

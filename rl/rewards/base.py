@@ -70,7 +70,7 @@ class GroupItem:
 
     @property
     def gave_answer(self) -> bool:
-        """Whether it ended with its answer, or has a candidate that stands for it, as in evaluation."""
+        """Whether it ended with its answer, or has a candidate that is taken as one, as in evaluation."""
         return self.status == ANSWERED or self.parts.get(BY_CANDIDATE, 0.0) > 0
 
     @classmethod
@@ -143,7 +143,7 @@ class RewardRule(Entry):
 
     @contextlib.contextmanager
     def open(self, folder: Path | None = None) -> Iterator[None]:
-        """Hold what the rule needs, such as connections, for as long as it is used in a process.
+        """Hold what the rule needs, such as connections, while the rule is used in a process.
 
         `folder` keeps what a resumed training should not pay for again; processes of one training share it, and it may
         not exist yet. None outside of trainings.

@@ -105,7 +105,7 @@ def _checked(rule: RewardRule, group: RewardGroup) -> list[Reward]:
 
 
 def _penalised(reward: Reward, penalty: float) -> Reward:
-    """Return a reward with a penalty as its part `overlong`; one without a total stays as it is."""
+    """Return a reward with a penalty as its part `overlong`; one without a total is returned unchanged."""
     if reward.total is None:
         return reward
     return replace(reward, total=reward.total + penalty, parts={**reward.parts, "overlong": penalty})

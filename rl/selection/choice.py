@@ -131,7 +131,7 @@ def choose(
 
     The masks (bool, one value per question) mark questions that are held out and those that an earlier phase selected.
     The method gets deviations of correctness as shares of `spans` (float64, one value per question), the ranges of
-    rewards that cannot be compared as they are.
+    rewards that cannot be compared directly.
     Raises StageFailed if quotas are set and a domain with training questions has none, or if the method fails.
     """
     domain_names = np.asarray(domains, dtype=np.str_)

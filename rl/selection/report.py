@@ -172,7 +172,7 @@ def _tenths(values: np.ndarray, borders: np.ndarray) -> np.ndarray:
 
 
 def quota_note(choice: Choice) -> str:
-    """Return a clause that lists the quotas that are not full; empty if all are full or none is set."""
+    """Return a clause that lists the quotas that are not full; empty if all are full or no quota is set."""
     short = [f"{name} {taken:,} of {quota:,}" for name, taken, quota in choice.unfilled()]
     if not short:
         return ""

@@ -99,5 +99,5 @@ def _absolute(section: Any) -> Any:
 
 
 def _absolute_path(path: Path) -> Path:
-    """Return an absolute path, or the path itself if it stands for an object store's URL."""
+    """Return an absolute path, or the path itself if it is an object store's URL."""
     return path if is_object_store(path) else path.expanduser().absolute()

@@ -12,7 +12,7 @@ from treadle.core.engines.training import Greedy
 from treadle.core.tables import part_items
 
 ALL = "all"
-"""Stands for all environments, or all domains, in rows of `rl_validation`."""
+"""Name for all environments, or all domains, in rows of `rl_validation`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

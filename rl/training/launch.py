@@ -42,7 +42,7 @@ class RlFolder(EngineFolder):
     web = PathIn("web")
     """Folder of the web record that the policy searches, if the run records the web; see `web_snapshot`."""
     live = PathIn(LIVE)
-    """Files that tell what the engine's processes do now."""
+    """Files that show what the engine's processes do now."""
     experience = PathIn("experience")
     """Files of the pool of experience; absent without one."""
     refused = PathIn("refused")
@@ -245,7 +245,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         if kind == "nothing_learned" and self.events.steps:
             self._check_rewards()  # If equal rewards are the cause, this raises a more helpful error.
         if kind == "no_spread":
-            # The message says all; the end of the log is the traceback of an error that is none of the engine's.
+            # The message is sufficient; the log ends with the traceback of an error that the engine did not cause.
             said = f"had nothing to learn from ({error_text(error)})"
             return EngineError(f"{child.name} {said}; log: {child.log_path}")
         if kind == "environment":
@@ -295,7 +295,7 @@ def choose_step(rule: Literal["last", "best"], saved: Collection[int], validatio
     """Return the step whose saved policy becomes the checkpoint; `saved` is not empty.
 
     `best` takes the step with the highest score in validation; ties go to the most efficient one, then to the
-    latest. Steps without a validation, or with no scored answer in it, are skipped. If none is left, or the rule is
+    latest. Steps without a validation, or with no scored answer in it, are skipped. If no step is left, or the rule is
     `last`, the last step is returned.
     """
     validated = [step for step in saved if step in validations and validations[step].overall.score is not None]

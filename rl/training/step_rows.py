@@ -65,7 +65,7 @@ def prompts_of_steps(shares: Mapping[str, float], prompts_per_step: int) -> Iter
 
 
 def _exact(share: float) -> Fraction:
-    """Return a share as it was written, such as 3/10 for 0.3."""
+    """Return a share exactly as written, such as 3/10 for 0.3."""
     return Fraction(str(share))
 
 

@@ -79,7 +79,7 @@ _EXTERNAL_CODE_KEYS = frozenset(
 
 From the sources of verl 0.9.1: keys that reach `load_extern_object`, `load_extern_type`, `load_class_from_fqn`,
 `import_external_libs`, `import_module`, Hydra's `instantiate`, a shell or `torch.load`, and keys that vLLM and
-transformers load themselves. verl has most tables more than once (actor, critic, teacher, reward model)."""
+transformers load themselves. verl has most tables several times (actor, critic, teacher, reward model)."""
 _ROW_LIMIT_KEYS = frozenset({"data.train_max_samples", "data.val_max_samples"})
 """Keys with which verl would leave out rows that the plan counts."""
 _REFILL_KEYS = ("algorithm.filter_groups", "trainer.v1.sampler")

@@ -1,4 +1,4 @@
-"""Run one dialogue about a page: the person sees a picture of each version, until the agent says that it is the last.
+"""Run one dialogue about a page: the person sees a picture of each version, until the agent marks one as final.
 
 Paper: arXiv 2503.15478 (ColBench, frontend design). Rules: docs/guides/colbench.md.
 """

@@ -1,4 +1,4 @@
-"""Write what the person is asked: one message with a picture of the page and one of the page that is wanted."""
+"""Write the request to the person: one message with pictures of the agent's page and of the target page."""
 
 from __future__ import annotations
 

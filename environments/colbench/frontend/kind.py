@@ -44,7 +44,7 @@ class FrontendRuntime:
 
 
 class FrontendType:
-    """Type of dialogues in which an agent writes a page that a person compares with the one that is wanted."""
+    """Type of dialogues in which an agent writes a page that a person compares with a target page."""
 
     name = "colbench/frontend"
     settings = FrontendSettings

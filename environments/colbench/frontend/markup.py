@@ -13,7 +13,7 @@ from typing import Any
 from treadle.agent.tools.workspace.files import BadTask
 
 PAGE, TARGET = "page", "target"
-"""Tools in the ledger: a page of the agent, and the page that the person wants. Their notes name the pictures."""
+"""Tools in the ledger: a page of the agent, and the target page. Their notes name the pictures."""
 MAX_PAGE_CHARS = 1_000_000
 """Longest page."""
 PICTURES = "https://picsum.photos/id/48"
@@ -30,7 +30,7 @@ _FENCE_END = re.compile(r"\n[^\S\n]*```.*\Z", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """Page of a message; `is_repaired` says that its closing tag was missing."""
+    """Page of a message; `is_repaired` is true if its closing tag was missing."""
 
     html: str
     is_repaired: bool = False
@@ -82,7 +82,7 @@ def _closed(text: str, name: str) -> str | None:
 
 
 def target_page(payload: Mapping[str, Any]) -> str:
-    """Return the page that the person wants, from the field `page` of a payload; raise BadTask, quoting nothing."""
+    """Return the target page, from the field `page` of a payload; raise BadTask, quoting nothing."""
     page = payload.get("page")
     if not isinstance(page, str) or not page.strip():
         raise BadTask("page is no text")

@@ -14,7 +14,7 @@ from treadle.environments.colbench.settings import ColbenchSettings, HumanRole
 
 
 class PageHumanRole(HumanRole):
-    """Model that plays the person, who sees pictures of the page and of the one that is wanted."""
+    """Model that plays the person, who sees pictures of the page and of the target page."""
 
     reply_chars: int = Field(default=1000, ge=1)
     """Longest reply in characters; a longer one is cut."""
@@ -23,7 +23,7 @@ class PageHumanRole(HumanRole):
 
 
 class FrontendSettings(ColbenchSettings):
-    """Dialogue in which an agent writes web pages for a person who compares pictures of them with the wanted one."""
+    """Dialogue in which an agent writes web pages for a person who compares their pictures with the target page's."""
 
     PROMPTS: ClassVar[tuple[str, str]] = ("page_agent", "page_human")
 

@@ -122,7 +122,7 @@ class Grader(Scorer):
         return Sampling(temperature=self.temperature, top_p=1.0, max_tokens=self.max_tokens)
 
     def service(self) -> ModelSettings:
-        """Return the model as it is asked: with messages, with `response_format` in JSON mode.
+        """Return the model as the scorer calls it: with messages, with `response_format` in JSON mode.
 
         Raises ConfigError without a model.
         """

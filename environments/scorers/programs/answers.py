@@ -149,7 +149,7 @@ def _split(answer: str, defines: re.Pattern[str]) -> tuple[list[_Block], str]:
             block = _opened(fence) if is_opening else None
             outside.append("" if is_opening else fence.info)
         elif fence.before and not fence.info and not _is_closing(lines, places, place):
-            # The fence stands at the end of the last line of the program.
+            # The fence is at the end of the last line of the program.
             block.lines.append(fence.indent + fence.before)
             block.is_closed = True
             blocks.append(block)

@@ -19,7 +19,7 @@ HEADER = re.compile(r"(?:async\s+def|def)\s+\w+\s*\(|class\s+\w+\s*[(:]|@\w")
 
 
 def program_in(text: str, function: str) -> str:
-    """Return the program that defines `function` in a text; the text itself if none of it does.
+    """Return the program that defines `function` in a text; the text itself if no part of it does.
 
     The first line may follow a marker, with a space that is no indentation, and the program may be indented as a whole.
     Lines that Python cannot parse are prose, unless they belong to a function or class; so are statements that only

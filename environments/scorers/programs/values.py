@@ -46,7 +46,7 @@ def pairs_of(pairs: Iterable[tuple[Any, Any]]) -> list[list[Written]]:
 
 
 def of_mapping(value: dict[Any, Any]) -> Written:
-    """Return the pairs of a dict, sorted by their keys; those of an ordered one as they are."""
+    """Return the pairs of a dict, sorted by their keys; those of an ordered one keep their order."""
     if isinstance(value, collections.OrderedDict):
         keys = collections.OrderedDict.__iter__(value)
         return ["ordered", pairs_of((key, dict.__getitem__(value, key)) for key in keys)]
@@ -164,12 +164,12 @@ def microseconds(value: Any) -> int:
 
 
 def of_time(value: Any) -> Written:
-    """Return the time of a day; that of UTC if its zone says how far it is away."""
+    """Return the time of a day; in UTC if its zone has a known offset."""
     return of_clock("time", 0, value)
 
 
 def of_datetime(value: Any) -> Written:
-    """Return a date with a time; those of UTC if its zone says how far it is away, so that zones do not matter."""
+    """Return a date with a time; in UTC if the zone has a known offset, so that zones do not matter."""
     return of_clock("datetime", value.toordinal(), value)
 
 

@@ -1,1 +1,1 @@
-"""Score pages by how similar their pictures are to those of the wanted pages."""
+"""Score pages by how similar their pictures are to those of the target pages."""

@@ -1,4 +1,4 @@
-"""Score dialogues about a page: the cosine of the vectors of the last page's picture and of the wanted page's.
+"""Score dialogues about a page: the cosine of the vectors of the last page's picture and of the target page's.
 
 Paper: arXiv 2503.15478 (ColBench, frontend design), with CLIP. Rules: docs/guides/colbench.md.
 """
@@ -27,12 +27,12 @@ from treadle.environments.scorers.similarity.worker import Embedder, Measure, op
 from treadle.environments.stored_rollout import StoredRollout
 
 BLACK = "black"
-"""Stands for the picture of a dialogue that has none."""
+"""Used in place of a picture's digest for a dialogue that has no picture."""
 _MAX_VECTORS = 4096
 
 
 class SimilarityScorer(Scorer):
-    """Compare the picture of the last page with that of the wanted page, by a network that sees both."""
+    """Compare the picture of the last page with that of the target page, by a network that sees both."""
 
     PAYLOAD: ClassVar[tuple[str, ...]] = ("page",)
     SCALE: ClassVar[Scale] = "reward"  # A cosine may be below 0.
@@ -99,7 +99,7 @@ class SimilarityScorer(Scorer):
         """
         target = _last_picture(rollout.calls, TARGET)
         if target is None:
-            raise ToolError("the rollout has no picture of the page that is wanted; it was not made by this version")
+            raise ToolError("the rollout has no picture of the target page; it was not made by this version")
         pages = [call for call in rollout.calls if call.tool == PAGE]
         wanted = await self._vector(target)
         found = {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 BLACK_PIXELS = 224
-"""Width and height of the black picture that stands for a missing one."""
+"""Width and height of the black picture that replaces a missing one."""
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:

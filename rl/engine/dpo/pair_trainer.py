@@ -69,7 +69,7 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
             model.register_forward_hook(self._keep_log_probs)
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the rows as they are: they are token ids."""
+        """Return the rows unchanged: they are token ids."""
         return dataset
 
     def _keep_log_probs(self, model: Any, inputs: Any, output: Any) -> Any:

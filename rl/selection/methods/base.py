@@ -36,7 +36,7 @@ class Ranking:
     """Order in which a method takes candidates.
 
     Attributes:
-        keys: Keys in the order of selection; at least as many as are to be selected.
+        keys: Keys in the order of selection; at least as many as should be selected.
         groups: Group of each candidate, integers from 0 in the order in which groups are taken; None without groups.
         parts: Declared name -> a number for each candidate; nan if it has none.
     """

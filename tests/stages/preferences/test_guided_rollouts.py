@@ -231,7 +231,7 @@ def test_rollouts_without_scores_fail_the_stage(tmp_path: Path) -> None:
         served(critic, codec=desk.tokenizer) as other,
         pytest.raises(
             StageFailed,
-            match="none of 1 rollouts has a score, 0 failed, 0 are left out; first error: .* no scale",
+            match="0 of 1 rollouts have a score, 0 failed, 0 are left out; first error: .* no scale",
         ),
     ):
         Bench(desk, server, other).guided(num_candidates=2)

@@ -74,7 +74,9 @@ def test_ablation_leaves_the_statement_out_and_the_kind_as_it_is(desk: Desk) -> 
 def test_environment_that_hides_nothing_is_refused_for_critics(tmp_path: Path) -> None:
     desk = Desk(tmp_path, Guess)
     desk.put({"a": (1.0, 0.0)})
-    with pytest.raises(StageFailed, match=r"does not say what it hides .* set preferences\.hidden_information = false"):
+    with pytest.raises(
+        StageFailed, match=r"does not state what it hides .* set preferences\.hidden_information = false"
+    ):
         desk.pairs("trajectory")
     assert desk.pairs("dialogue").metrics["pairs"] == 1
 

@@ -50,7 +50,7 @@ def test_rows_of_another_tokenizer_are_refused(tmp_path: Path, base: Path) -> No
 
 def test_training_fails_if_all_rows_lack_ids_or_are_too_long(tmp_path: Path, base: Path) -> None:
     run = run_with_rows(tmp_path / "root", [sft_row("a", **TEXT_MODE), sft_row("b", said=50)])
-    with pytest.raises(StageFailed, match=r"none of 2 rows can be trained on \(text_mode 1, too_long 1\)"):
+    with pytest.raises(StageFailed, match=r"0 of 2 rows can be trained on \(text_mode 1, too_long 1\)"):
         train(run, base, cutoff_tokens=20)
 
 

@@ -347,7 +347,7 @@ def test_resumed_episode_makes_the_recorded_calls_again() -> None:
     with pytest.raises(EpisodeDiverged, match="another outcome"):
         asyncio.run(play(first, second, recorded=[other]))
     restarting = type("Restarting", (Shop,), {"resume": "restart"})
-    with pytest.raises(EpisodeDiverged, match="the state of sell is gone"):
+    with pytest.raises(EpisodeDiverged, match="the state of sell was lost"):
         asyncio.run(play(first, second, recorded=whole[:1], found=restarting))
 
 

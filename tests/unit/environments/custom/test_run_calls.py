@@ -153,7 +153,7 @@ async def test_tool_whose_state_is_gone_begins_again() -> None:
     observation = await first.step(turn_of(0, "count"), CONTEXT)
     again = episode_of(Counter("restart"))
     await again.reset(Task("q", "Count."), EpisodeOptions())
-    with pytest.raises(EpisodeDiverged, match="state of count is gone"):
+    with pytest.raises(EpisodeDiverged, match="state of count was lost"):
         await again.replay(turn_of(0, "count"), observation, CONTEXT)
 
 

@@ -45,7 +45,7 @@ def test_records_alternate_and_others_are_left_out(tmp_path: Path) -> None:
         "rejected": {"from": "gpt", "value": "no"},
     }
     assert pair_record(pair_row(0, TALK[:2])) is not None
-    with pytest.raises(DataError, match="none of 1 pairs has a conversation that alternates"):
+    with pytest.raises(DataError, match="0 of 1 pairs have a conversation that alternates"):
         export(tmp_path / "other", [pair_row(0, [])])
 
 

@@ -100,7 +100,7 @@ async def test_lost_picture_and_missing_target_leave_no_verdict(tmp_path: Path, 
     async with opened(tmp_path) as scorer:
         with pytest.raises(ToolError, match=f"picture {lost.digest} is missing"):
             await scorer.score(TASK, rollout(lost))
-        with pytest.raises(ToolError, match="no picture of the page that is wanted"):
+        with pytest.raises(ToolError, match="no picture of the target page"):
             await scorer.score(TASK, rollout(LIKE, target=None))
 
 
