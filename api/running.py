@@ -178,7 +178,7 @@ def _run_shown(item: ScheduledInstance, run: Run, view: ProgressView, accept_fai
 
 @contextmanager
 def _own_warnings() -> Iterator[None]:
-    """Leave the caller's logging as it was: stages add a handler that shows warnings."""
+    """Restore the caller's logging at the end: stages add a handler that shows warnings."""
     logger = logging.getLogger("treadle")
     before = list(logger.handlers)
     handler = show_warnings()

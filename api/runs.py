@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "open_run", "run_flow", "run_stage"]
 
-# Imports are late: engines import this package for code of users, and have none of what runs and analysis need.
+# Imports are late: engines import this package for users' code, and lack the dependencies of runs and analysis.
 
 
 def open_run(name: str, root: str | Path = "outputs") -> RunResults:
@@ -49,8 +49,8 @@ def run_flow(
         name: Name of the run; an existing one is resumed.
         root: Folder, or `s3://bucket/prefix`, of runs and artifacts.
         overrides: Keys that win over all, as in `rollouts.samples_per_question=8`.
-        start_from: Instance to start from, such as `2/sft`; earlier results are used as they are.
-        without: Instances that are left out or used as they are, such as `1/report`.
+        start_from: Instance to start from, such as `2/sft`; earlier results are reused, even if outdated.
+        without: Instances to skip, reusing their results if there are any, such as `1/report`.
         force: Run all instances again.
         accept_failures: Count units that could not be finished as failed, up to each stage's `max_error_rate`.
         quiet: Show no progress, only warnings.

@@ -58,10 +58,10 @@ def _ignore(signum: int, frame: FrameType | None) -> None:
 
 
 class _DetachedStream(io.FileIO):
-    """File of a standard stream that discards output once its reader is gone, instead of failing."""
+    """File of a standard stream that discards output once its reader has disconnected, instead of failing."""
 
     def __init__(self, descriptor: int, lost: frozenset[int] | None) -> None:
-        """Wrap a descriptor; `lost`: error numbers that mean the reader is gone, None for all."""
+        """Wrap a descriptor; `lost`: error numbers that mean the reader has disconnected, None for all."""
         super().__init__(descriptor, "wb", closefd=False)
         self._lost = lost
 

@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 def byte_characters() -> list[str]:
     """Return the character that byte-level tokenizers write for each byte 0..255.
 
-    Printable Latin-1 characters stand for themselves; the other bytes map to characters from U+0100 on (as in GPT-2).
+    Printable Latin-1 characters represent themselves; the other bytes map to characters from U+0100 on (as in GPT-2).
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

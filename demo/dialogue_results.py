@@ -26,7 +26,7 @@ class Dialogue:
     """One scored dialogue.
 
     Attributes:
-        is_solved: Whether it is right: the program passes all hidden tests, or the page is the wanted one.
+        is_solved: Whether it is right: the program passes all hidden tests, or the page is the target page.
         score: Share of the hidden tests that it passes, or similarity of the pages; None without a verdict.
         num_turns: Messages of the agent.
     """

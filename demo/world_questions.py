@@ -35,8 +35,8 @@ class WorldQuestion:
 def make_questions(world: Encyclopedia, split: Split, count: int, tiers: Sequence[int]) -> Iterator[WorldQuestion]:
     """Yield `count` questions about one split of a world, using the tiers in turn.
 
-    No two questions of a template are about names that share two adjacent syllables of three, so that none is a near
-    duplicate of another by its characters. Raises ConfigError if the documents do not give enough questions.
+    No two questions of a template are about names that share two adjacent syllables of three, so that no question is
+    a near duplicate of another by its characters. Raises ConfigError if the documents do not give enough questions.
     """
     if not tiers or any(tier not in TIERS for tier in tiers):
         raise ConfigError(f"tiers are 0, 1 and 2, not {list(tiers)}")

@@ -47,8 +47,8 @@ def flywheel(
         root: Location of runs and data: a folder, relative to where the flow runs, or `s3://bucket/prefix`.
         force: Run all instances again; with `start_from` and `without` only the remaining ones.
         accept_failures: Count units that could not be finished as failed, up to each stage's `max_error_rate`.
-        start_from: Instance to start from, such as `2/sft`; earlier results are used as they are.
-        without: Instances that are left out or used as they are, such as `1/report`.
+        start_from: Instance to start from, such as `2/sft`; earlier results are reused, even if outdated.
+        without: Instances to skip, reusing their results if there are any, such as `1/report`.
     """
     report_errors_briefly()
     if not (run_id or config_file or config):

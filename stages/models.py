@@ -17,7 +17,7 @@ from treadle.stages.registry import makes_checkpoint
 
 
 def named_checkpoint(model: str) -> tuple[Address, ...]:
-    """Return the instance of this run whose checkpoint a model name stands for; empty if it is none."""
+    """Return the instance of this run whose checkpoint a model name refers to; empty if it refers to none."""
     try:
         address = Address.parse(model)
     except ConfigError:
@@ -30,8 +30,8 @@ def with_weights(model: ModelSettings, policy: str, revision: str = "") -> Model
 
     The policy is the address of a checkpoint of the run, a folder, or a hub id at a revision.
 
-    A server that the run starts loads that policy. User-run servers cannot be told what to load, so they must serve a
-    checkpoint of the run under its address as the model name. The tutor stays unchanged.
+    A server that the run starts loads that policy. The run cannot choose what user-run servers load, so they must
+    serve a checkpoint of the run under its address as the model name. The tutor stays unchanged.
     """
     if isinstance(model.server, VllmServer):
         server = model.server.model_copy(update={"model": policy, "revision": revision})
@@ -87,7 +87,7 @@ def checked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:
 
 
 def tokenizer_folder(model: ModelSettings) -> Path | None:
-    """Return the folder of the tokenizer, as far as it is known before a server is started."""
+    """Return the folder of the tokenizer, if it is known before a server is started."""
     if model.tokenizer is None and isinstance(model.server, TutorServer):
         return model.server.tokenizer
     return model.tokenizer

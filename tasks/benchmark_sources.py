@@ -24,7 +24,7 @@ _SET_HERE = ("path", "dataset", "split", "split_field", "limit", "environment", 
 """Keys of a source that other options or the run set."""
 _KEYS = tuple(name for name in SourceSettings.model_fields if name not in _SET_HERE)
 ENVIRONMENTS: Mapping[str, str] = {"bfcl-multi-turn": "bfcl"}
-"""Benchmarks whose tasks an environment brings: name -> type of the environment, which has the benchmark's name."""
+"""Benchmarks whose tasks an environment provides: name -> type of the environment, which has the benchmark's name."""
 
 
 def benchmark_name(text: str) -> str:
@@ -62,7 +62,7 @@ def environment_source(text: str, max_rows: int | None) -> dict[str, Any] | None
         return None
     if text != name:
         raise ConfigError(
-            f"benchmark {name} brings its own tasks; write --benchmark {name} alone, and set keys of its environment "
+            f"benchmark {name} provides its own tasks; write --benchmark {name} alone, and set keys of its environment "
             f"with --set environments.{name}.KEY=VALUE"
         )
     source = {"from": "environment", "environment": name, "split": "heldout"}

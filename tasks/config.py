@@ -66,7 +66,7 @@ class TreadleConfig(FlowTables, RlTables, DataTables, MixedSettings, _Tables):
         for name in self.models:
             Address.parse(f"1/rollouts@{name}")
             if phase_of(name) is not None:
-                raise ValueError(f"models.{name}: this name stands for the policy of a phase; choose another one")
+                raise ValueError(f"models.{name}: this name is reserved for the policy of a phase; choose another one")
         if taken := [
             name for name in other_names() if name in {**TreadleConfig.__annotations__, **FlowTables.model_fields}
         ]:
@@ -100,7 +100,7 @@ class TreadleConfig(FlowTables, RlTables, DataTables, MixedSettings, _Tables):
         """Raise ValueError for a name that cannot be one, and for a source that names another environment."""
         for name in self.environments:
             if name == DEFAULT_ENVIRONMENT:
-                raise ValueError(f"environments.{name}: this name stands for [environment]; write it there")
+                raise ValueError(f"environments.{name}: this name is reserved for [environment]; write it there")
             if not _ENVIRONMENT_NAME.fullmatch(name):
                 raise ValueError(
                     f"environments.{name[:60]}: a name has 1 to 40 lower-case letters, digits, - and _, from a letter"

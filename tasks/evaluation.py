@@ -55,7 +55,7 @@ class EvalOptions:
         tokenizer: Folder with the model's tokenizer and chat template.
         prices: Price of a million prompt tokens and of a million sampled tokens.
         benchmarks: `NAME=FILE,KEY=VALUE,…` with keys of `questions.sources`, or only `NAME`, which is looked up in
-            `data_root` or brings its own tasks, such as `bfcl-multi-turn`.
+            `data_root` or provides its own tasks, such as `bfcl-multi-turn`.
         data_root: Folder with one subfolder per benchmark.
         max_questions: Number of rows of each benchmark, from its start.
         samples: Rollouts per question.

@@ -1,4 +1,4 @@
-"""Define the tables that say what a run starts: `[flow]` and `[[companions]]`."""
+"""Define the tables that determine what a run starts: `[flow]` and `[[companions]]`."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ class FlowSettings(Section):
 
 
 class FlowTables(Section):
-    """Tables that say what a run starts."""
+    """Tables that determine what a run starts."""
 
     flow: FlowSettings = FlowSettings()
     """Stages, models and iterations that make up the flow."""
     companions: Operational[tuple[CompanionSettings, ...]] = ()
-    """Programs that are started before the stages, in this order, and stopped after them; one that is running and
-    ready is used as it is."""
+    """Programs that are started before the stages, in this order, and stopped after them; one that is already
+    running and ready is used without restarting it."""
 
     @field_validator("companions")
     @classmethod

@@ -62,7 +62,7 @@ def work_at(
     progress: Progress | None = None,
     notify: Notify = quiet,
 ) -> int:
-    """Work on shards of an instance until none is left to claim; return how many this process worked through.
+    """Work on shards of an instance until no shard is left to claim; return how many this process worked through.
 
     Companions and model servers that the configuration asks for are started by this process too, unless the companions
     run on this machine, and after waiting for their GPUs. Errors: see `help_instance`, and EngineError as in

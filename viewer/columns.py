@@ -37,7 +37,7 @@ class SingleValueColumn:
 
 
 class MultiValueColumn:
-    """Column with any number of values per row, stored as bits; bit n stands for value n."""
+    """Column with any number of values per row, stored as bits; bit n represents value n."""
 
     def __init__(self, bits: np.ndarray, values: Sequence[str]) -> None:
         present = np.bitwise_or.reduce(bits) if len(bits) else 0

@@ -162,7 +162,7 @@ class Index:
 
 
 def _tool_bits(names: pa.ListArray) -> tuple[np.ndarray, list[str]]:
-    """Return the tools of each row as bits, and the names that these stand for: the most common ones, then `OTHERS`."""
+    """Return the tools of each row as bits, and the names that these represent: the most common ones, then `OTHERS`."""
     encoded = pc.list_flatten(names).dictionary_encode()
     found: list[str] = encoded.dictionary.to_pylist()
     codes = encoded.indices.to_numpy(zero_copy_only=False)

@@ -217,7 +217,7 @@ def _same_question(snapshot: Snapshot, one: LoadedTrajectory) -> dict[str, Any]:
 
 
 def _page_numbers(page: int, num_pages: int) -> list[int]:
-    """Return the pages to link to: first, last, and those around the current one; 0 stands for a gap."""
+    """Return the pages to link to: first, last, and those around the current one; 0 represents a gap."""
     shown = sorted({1, num_pages, *range(max(page - 2, 1), min(page + 2, num_pages) + 1)})
     numbers: list[int] = []
     for number in shown:

@@ -32,7 +32,7 @@ _MAX_NAME_CHARS = 64
 _MARKERS: Mapping[str, tuple[str, ...]] = {REASONING: ("think",), RESULT: (RESULT, "observation", "information")}
 """Kind -> words that its markers may have, if these differ from the kind."""
 _OF_A_BATCH = re.compile(r"(t\d+\.call_.+_\d+)_\d+")
-"""Id of one query of a tag that holds several; group 1 stands for the tag."""
+"""Id of one query of a tag that holds several; group 1 is the id of the tag."""
 
 SegmentRow = Mapping[str, Any]
 """Dict with kind, text, start and end. The last two index token ids, and are equal if there are none."""
@@ -152,7 +152,7 @@ def without_markers(segment: SegmentRow) -> tuple[str, bool]:
 
 
 def calls_by_place(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Map the index of a segment to the ledger entry of the call in it; the ledger says what are calls.
+    """Map the index of a segment to the ledger entry of the call in it; the ledger defines what counts as a call.
 
     Queries of one tag count as one call. Empty if the ledger does not have exactly one entry for each call in the text.
     """

@@ -125,5 +125,5 @@ def opening_text(row: Mapping[str, Any]) -> str:
 
 
 def has_markers(kind: str) -> bool:
-    """Return whether the text of a segment stands in markers named after its kind."""
+    """Return whether the text of a segment is enclosed in markers named after its kind."""
     return kind != TEXT and kind not in SYSTEM_KINDS - {RESULT}

@@ -5,9 +5,8 @@
 Open loop: each of many instances with a process of its own, of an environment that does nothing, steps once a second,
 at times spread over the second, whatever the earlier steps take. A step's latency counts from when it was due. What the
 service adds is that beyond a bare route of the same framework, which gets the same requests in the same run. Private
-memory is that of the process alone (Private_Clean + Private_Dirty of smaps_rollup). Closed loop: 32 steps in flight, as
-fast as they are answered, next to the bare route. Held: instances of `ledger` in the
-service's own process.
+memory is that of the process alone (Private_Clean + Private_Dirty of smaps_rollup). Closed loop: 32 steps are always
+in flight, next to the bare route. Held: instances of `ledger` in the service's own process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure how long pages take to draw: 60 rollouts of three pages each, with several pages in a browser at once.
 
 `python -m benchmarks.rollouts.pages [--pages 180] [--at-once 4]` prints one line. Pages are those of the demo, each of
-another design, with Tailwind's rules and a picture, so that none is drawn from memory. The start of the browser counts.
-They are drawn twice, in two browsers, and must have the same bytes. Exit code 1 if they take longer than
-`--most-s` (120 s for 180 pages on two otherwise idle cores), or differ.
+another design, with Tailwind's rules and a picture, so that no drawing comes from a cache. The start of the
+browser counts. They are drawn twice, in two browsers, and must have the same bytes. Exit code 1 if they take longer
+than `--most-s` (120 s for 180 pages on two otherwise idle cores), or differ.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m benchmarks.runs.orchestration [--iterations 2] [--phases 3] [--questions 24] [--json]
 
-All stages run: tutors stand in for the models, and a no-op engine for training. The same run is made by `treadle run`
+All stages run: tutors replace the models, and a no-op engine the training. The same run is made by `treadle run`
 without Prefect (twice, the first time to warm caches) and by the deployment `flywheel/full`. Counted are the task runs
 of the flow, and the growth of the server's SQLite database (pages in use) between the start of the flow and some
 seconds after its end, since events are written late. Then an hour of heartbeats of a flow run is posted, as copies of

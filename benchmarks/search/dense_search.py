@@ -6,7 +6,7 @@ The vectors are synthetic and the same in every run. Centres, one per 1,000 docu
 is its centre plus noise of the same length, scaled to length 1, so documents of a centre have cosines of about 0.5. A
 query is a document plus noise of the same length: cosine about 0.7 to that document, 0.35 to others of its centre, 0
 elsewhere. For comparison: questions of the sample world, embedded by all-MiniLM-L6-v2, have 0.65 to the nearest and
-0.48 to the hundredth of 10,000 documents. Noise in all directions makes neighbours harder to tell apart than there.
+0.48 to the hundredth of 10,000 documents. Noise in all directions makes neighbours harder to distinguish than there.
 
 Every index is built as in the product, and queried in a process of its own with one thread. `plain faiss` queries the
 same flat file through faiss only, with faiss' own settings; recall is relative to its results. Queries come in blocks

@@ -4,7 +4,7 @@
 
 Each server runs alone on one core (the last one), the client on the others. Open loop: searches are sent at the given
 rate regardless of responses, and each one's latency counts from when it was due, so the figures show a server that
-falls behind. Closed loop: 32 searches in flight, as fast as they are answered. Queries are distinct questions of the
+falls behind. Closed loop: 32 searches are always in flight. Queries are distinct questions of the
 sample world, so no result comes from a cache. The soak sends `--soak` further searches and measures the service's
 memory.
 """

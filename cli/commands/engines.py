@@ -27,7 +27,7 @@ def doctor(
 ) -> None:
     """Check this machine: what works, what does not, and how to fix it.
 
-    With --config or --endpoint, also say what the model servers lack and what follows: one line per fact.
+    With --config or --endpoint, also report what the model servers lack, and the consequences: one line per fact.
     """
     from treadle.core.errors import EngineError
     from treadle.tasks.doctor import run_checks

@@ -88,7 +88,7 @@ def dataset(wanted: ExportOptions, kind: str) -> None:
 def trajectories(
     run_id: str, out: Path, force: bool, root: str, as_json: bool, model: str | None, iteration: int | None
 ) -> None:
-    """Write one row per rollout with all that is known of it, as parquet for pandas, polars, DuckDB and `datasets`.
+    """Write one row per rollout with everything known about it, as parquet for pandas, polars, DuckDB and `datasets`.
 
     The folder has a card with the columns. It is written completely or not at all.
     """

@@ -24,8 +24,8 @@ def work(
 ) -> None:
     """Help with a stage INSTANCE that `run` or `stage` has started with `shards` above 1, on this machine or another.
 
-    Works on shards that no other process has claimed, and ends when none is left. Any number of such processes may
-    help; if one is killed, another takes over its shard. The process that started the stage writes its result.
+    Works on shards that no other process has claimed, and ends when no shard is left. Any number of such processes
+    may help; if one is killed, another continues its shard. The process that started the stage writes its result.
 
     Without INSTANCE it helps with all running instances of the run.
     """

@@ -101,7 +101,7 @@ def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) 
 
 
 def _doing(statuses: Sequence[InstanceStatus]) -> list[Text]:
-    """Return a line per running stage that says what it does."""
+    """Return a line per running stage that describes its work."""
     return [Text(f"\n{status.address}: {one_line(status.doing)}") for status in statuses if status.doing]
 
 

@@ -101,7 +101,7 @@ def _body(found: FoundRollout) -> Text:
         tool = calls[place]["tool"] if place in calls else ""
         style = style_of(segment["kind"], kinds, tool)
         if segment["kind"] == REASONING and not segment["text"].lstrip().startswith(_THINK):
-            body.append("reasoning: ", style="dim italic")  # Nothing else tells it from the text that was answered.
+            body.append("reasoning: ", style="dim italic")  # Nothing else distinguishes it from the reply's text.
         body.append(sanitize(segment["text"]), style=SEGMENT_STYLES.get(style, ""))
         body.append("\n")
     return body

@@ -169,7 +169,7 @@ def _batches(blocks: Sequence[Block], dialect: PlanningDialect) -> tuple[list[_B
     position = 0
     while position < len(blocks):
         if blocks[position].name == OBSERVATION:
-            raise RewriteRefused("observation_count", "an observation stands behind no call")
+            raise RewriteRefused("observation_count", "an observation follows no call")
         if blocks[position].name not in dialect.tools:
             before.append(blocks[position])
             position += 1

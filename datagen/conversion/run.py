@@ -1,6 +1,6 @@
 """Let a teacher rewrite trajectories: each one in its own job, from a journal that resumes it.
 
-Every reply of the teacher is stored before it is used, so an interrupted stage asks for none of them again.
+Every reply of the teacher is stored before it is used, so a resumed stage never requests one twice.
 """
 
 from __future__ import annotations

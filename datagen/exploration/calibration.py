@@ -51,8 +51,8 @@ def scored_alike(metrics: Mapping[str, Any]) -> str | None:
 def check_agreement(address: Address, grader: str, metrics: Mapping[str, Any], least: float) -> None:
     """Raise StageFailed if grader and environment agree on too few rollouts.
 
-    Also if no rollout has a verdict of both, and if the environment scored all the same: then a grader that always
-    says so would agree.
+    Also if no rollout has verdicts of both, and if the environment gave all rollouts the same verdict: then a grader
+    that always gives this verdict would agree.
     """
     if not least:
         return

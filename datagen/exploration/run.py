@@ -1,7 +1,7 @@
 """Explore the states of seed tasks and make tasks from the results, each job from a journal that resumes it.
 
-Every reply of a model and every reaction of an environment is stored before it is used, so an interrupted stage pays
-for none of them again. Documented in docs/behaviour/exploration.md.
+Every reply of a model and every reaction of an environment is stored before it is used, so a resumed stage never
+pays for one twice. Documented in docs/behaviour/exploration.md.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class Operator(Protocol):
     """Whether it edits the parent or continues a part of it, which tools with state and native calls over completions
     do not allow; otherwise it only makes new rollouts."""
     needs_prefill: ClassVar[tuple[str, ...]] = ()
-    """Roles (`policy`, `critic`, `refiner`) that must continue a begun text as it is, so that a chat service, which
-    reads the beginning in a message, is not enough."""
+    """Roles (`policy`, `critic`, `refiner`) that must continue a partial text verbatim. A chat service, which gets the
+    beginning in a message, is not enough."""
 
     async def apply(self, context: OperatorContext) -> Edit:
         """Make a trajectory from `context.parent`; raise EditRejected if that is not possible.

@@ -1,7 +1,7 @@
 """Show a trajectory with native calls to operators as one with tags, and write what they made of it as native turns.
 
 Operators, their prompts and parsers know tags alone: `<think>`, one tag per tool, `<result>`, `<answer>`. Each piece of
-the view stands for segments of the trajectory, so what an operator keeps stays as it was, byte for byte, with the ids
+the view represents segments of the trajectory, so what an operator keeps stays unchanged, byte for byte, with the ids
 in its ledger; only new pieces are written. Only for trajectories without token ids, whose service renders messages.
 """
 
@@ -31,7 +31,7 @@ _RESERVED = SYSTEM_KINDS | {THINK, ANSWER, TEXT, REASONING}
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Segment of the view, and the indices of the native segments that it stands for."""
+    """Segment of the view, and the indices of the native segments that it represents."""
 
     segment: Segment
     sources: tuple[int, ...]
@@ -143,7 +143,7 @@ def _is_same(first: Segment, second: Segment) -> bool:
 
 
 def _tags(native: Trajectory) -> dict[str, str]:
-    """Return the tag of each tool -> its name: those that the model was told of, and others that it called."""
+    """Return the tag of each tool -> its name: those that the model was given, and others that it called."""
     names = [schema.name for schema in native.tools]
     names += [_read(segment).name for segment in native.segments if segment.kind == TOOL_CALL]
     return {f"{name}_tool" if name in _RESERVED else name: name for name in dict.fromkeys(names)}

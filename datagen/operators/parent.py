@@ -39,7 +39,7 @@ class Parent:
 
     @classmethod
     def of(cls, entry: PoolEntry, *, is_native: bool = False) -> Parent:
-        """Return the parent for an entry of the pool; `is_native` says that its calls are native ones."""
+        """Return the parent for an entry of the pool; `is_native`: whether its calls are native ones."""
         if not is_native:
             return cls(entry, steps_of(entry.trajectory.segments))
         try:

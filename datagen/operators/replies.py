@@ -57,7 +57,7 @@ def read_step_number(reply: Reply, num_steps: int) -> int:
 def read_redundancy(reply: Reply, num_steps: int, dialect: TagDialect) -> Redundancy:
     """Return the redundancy that a reply describes; raise EditRejected if there is none or the reply is malformed.
 
-    The reason is `no_redundancy` if the reply says that there is none.
+    The reason is `no_redundancy` if the reply reports none.
     """
     text = cut_after_first_close(reply.text, dialect)
     number, none = _find_number(text), _NO_STEP.search(text)

@@ -1,4 +1,4 @@
-"""Roll out an answered question once more, independently of the parent."""
+"""Roll out an answered question again, independently of the parent."""
 
 from __future__ import annotations
 

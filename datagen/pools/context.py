@@ -79,7 +79,7 @@ class PoolContext:
         return with_visible_thoughts(trajectory.without_turn_end(), self.fresh.dialect)
 
     def hints(self, domain: str) -> Sequence[str]:
-        """Return the hints for questions of a domain; those for qa if it has none of its own."""
+        """Return the hints for questions of a domain; those for qa if it has no hints of its own."""
         hints: tuple[str, ...] = getattr(self.options.hints, domain, self.options.hints.qa)
         return hints
 

@@ -1,4 +1,4 @@
-"""Declare the stage `pools` to flows, and say which models play its roles."""
+"""Declare the stage `pools` to flows, and list the models that play its roles."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class OpenPools:
 async def open_models(
     settings: PoolsSettings, sessions: ModelSessions, servers: dict[str, Any]
 ) -> dict[str, ModelSession]:
-    """Return the models of all roles; `servers` takes what each server says of itself, by role, as soon as it does."""
+    """Return the models of all roles; add the facts about each server to `servers`, by role, once known."""
     is_native = any(isinstance(one.turn_dialect, FunctionsDialect) for one in settings.named_environments().values())
     models = {}
     for name, role in settings.roles.items():

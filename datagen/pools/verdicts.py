@@ -19,7 +19,7 @@ def prediction_of(trajectory: Trajectory) -> str:
 
 
 def has_answered(trajectory: Trajectory) -> bool:
-    """Return whether a trajectory ended with an answer, or has a candidate that stands for it."""
+    """Return whether a trajectory ended with an answer, or has a candidate that counts as one."""
     return has_given(trajectory.status, trajectory.outcome)
 
 

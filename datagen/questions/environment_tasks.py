@@ -1,4 +1,4 @@
-"""Read the tasks that a type of environment brings, in place of a file.
+"""Read the tasks that a type of environment provides, instead of a file.
 
 `run_questions` is given a function that finds the `TaskProvider`; by default it asks the registry of types.
 """
@@ -20,7 +20,7 @@ from treadle.environments.registry import ENVIRONMENTS, environment_type, traits
 from treadle.environments.settings import EnvironmentSettings
 
 Task = Mapping[str, Any]
-"""One task: `question` (text), and if wanted `payload` (object), `answers`, `choices` (lists of texts), `domain`,
+"""One task: `question` (text), and optionally `payload` (object), `answers`, `choices` (lists of texts), `domain`,
 `dataset`, `split`. Other fields go to `meta`."""
 
 
@@ -33,11 +33,11 @@ class TaskProvider(Protocol):
 
 
 FindTasks = Callable[[TaskEnvironment], TaskProvider | None]
-"""Function from an environment (its `kind` names the type) to its tasks; None if it brings none."""
+"""Function from an environment (its `kind` names the type) to its tasks; None if it provides none."""
 
 
 def find_tasks(environment: TaskEnvironment) -> TaskProvider | None:
-    """Return the tasks that the type of an environment brings."""
+    """Return the tasks that the type of an environment provides."""
     if environment.settings is None:
         return None
     settings = ENVIRONMENTS.parse(environment.settings)
@@ -54,7 +54,7 @@ async def _tasks_of(environment: EnvironmentSettings, split: Split | None, seed:
 def task_rows(source: SourceSettings, settings: QuestionsSettings, find: FindTasks) -> Generator[InputRow, None, None]:
     """Yield the tasks of the environment as rows, at most `limit`; nothing is read ahead.
 
-    Raises ConfigError if its type brings none, DataError if there is not one in this split.
+    Raises ConfigError if its type provides none, DataError if there are none in this split.
     """
     environment = settings.environment_of(source)
     provider = find(environment)

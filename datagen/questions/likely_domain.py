@@ -1,4 +1,4 @@
-"""Tell from the answers of a file how they are to be compared, for a file that nothing is known of."""
+"""Infer how the answers of an unknown file should be compared, from the answers themselves."""
 
 from __future__ import annotations
 

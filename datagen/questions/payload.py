@@ -1,7 +1,7 @@
 """Take the hidden payload of a task out of its row.
 
-The payload is a JSON object that only the environment, the scorer and roles that declare it read. It stands in one
-column of `questions` and nowhere else: not in `meta`, in quarantine, in messages or in logs.
+The payload is a JSON object that only the environment, the scorer and roles that declare it read. It is stored in
+one column of `questions` and nowhere else: not in `meta`, in quarantine, in messages or in logs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from treadle.datagen.questions.layouts import RowRejected
 EMPTY = "{}"
 """The payload of a question without one."""
 MASK = "[payload]"
-"""What stands for a hidden value where a row is shown."""
+"""Text that replaces a hidden value when a row is shown."""
 _UNREADABLE = "bad_value"
 _MAX_DEPTH = 200
 """Nested levels; the readers of JSON in Treadle take some more."""

@@ -80,7 +80,7 @@ class Gold:
 
 
 NO_GOLD = Gold(AnswerLayout(field=""), None, None)
-"""Stands for the answers of a task that has none."""
+"""Placeholder for the answers of a task that has none."""
 
 
 class RowReader:
@@ -97,7 +97,7 @@ class RowReader:
         """Fields that are not copied into `meta`."""
 
     def question(self, *, with_passage: bool = True) -> str:
-        """Return the question, preceded by its story and, if wanted, by the text that it is to be read with."""
+        """Return the question, preceded by its story and, if `with_passage`, by the passage that it refers to."""
         if self._source.question_field:
             return self._text((self._source.question_field,), "question")
         if not self._uses_known_layouts:
@@ -256,7 +256,7 @@ def _list_of_strings(text: str) -> Any:
 
 
 def _convert_answer(item: Any, form: AnswerForm | None, options: Options) -> str:
-    """Return one answer as it is compared: the letter of an option, or a text."""
+    """Return one answer in the form for comparison: the letter of an option, or a text."""
     text = _as_text(item, "answer")
     if options.texts and text:
         is_place = form is None and isinstance(item, int) and not isinstance(item, bool) and options.are_text
@@ -295,7 +295,7 @@ def _worked_answer(text: str) -> str:
 
 
 def _plain_number(answer: str) -> str:
-    """Return a number without separators of thousands and a dollar sign in front; anything else as it is."""
+    """Return a number without thousands separators and leading dollar sign; leave anything else unchanged."""
     number = _NUMBER.fullmatch(answer.strip())
     return (number[1] + number[2]).replace(",", "").rstrip(".") if number else answer.strip()
 

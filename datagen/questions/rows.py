@@ -280,7 +280,7 @@ def _format(fields: Mapping[str, Any], rule: Benchmark, has_choices: bool) -> Fo
 
 
 def benchmark_questions(row: InputRow, source: SourceSettings, settings: QuestionsSettings) -> tuple[str, ...]:
-    """Return the question of a benchmark row, and the question behind the text that it is to be read with, if any.
+    """Return the question of a benchmark row, and the question preceded by the passage that it refers to, if any.
 
     Raises RowRejected if the row has no usable question.
     """

@@ -114,7 +114,7 @@ def _dataset_rows(source: SourceSettings) -> Iterator[InputRow]:
         "split": source.hub_split,
         "revision": source.revision,
     }
-    # What a hub wants to know of its user stands in variables of any name; a folder needs none of them.
+    # The clients of a hub read their user's settings from variables of any name; a folder does not need them.
     variables = _FOLDER_VARIABLES if source.path else tuple(os.environ)
     size = sum(item.stat().st_size for item in source.path.rglob("*") if item.is_file()) if source.path else sys.maxsize
     number = 0

@@ -52,7 +52,7 @@ _KEYS_OF_FILES = (
     "hub_config", "revision", "format", "source_field", "question_field", "answer_field", "answer_form",
     "choices_field", "split_field", "payload",
 )  # fmt: skip
-"""Keys that say how to read rows; the rows of an environment have fixed fields."""
+"""Keys that determine how rows are read; the rows of an environment have fixed fields."""
 TASK_FIELDS = {
     "question_field": "question",
     "answer_field": "answers",
@@ -135,7 +135,7 @@ class SourceSettings(_Origin):
 
     @property
     def is_environment(self) -> bool:
-        """Whether its rows are the tasks that the type of the environment brings."""
+        """Whether its rows are the tasks that the type of the environment provides."""
         return getattr(self, "from") is not None
 
     @property
@@ -161,7 +161,7 @@ class SourceSettings(_Origin):
 
     @property
     def environment_label(self) -> str:
-        """Name of the source whose tasks its environment brings."""
+        """Name of the source whose tasks its environment provides."""
         return _ENVIRONMENT if self.environment == DEFAULT_ENVIRONMENT else f"{_ENVIRONMENT} {self.environment}"
 
     @property
@@ -270,7 +270,7 @@ class QuestionsSettings(Section):
             if domain is None:
                 raise ConfigError(
                     f"config key 'questions': the domain of data set {name!r} is not known; set domain of the source "
-                    'to math, qa or choice, scorer = "outcome" if its tools tell how a rollout went, or '
+                    'to math, qa or choice, scorer = "outcome" if its tools report the outcome of a rollout, or '
                     "environment if it belongs to one of [environments]"
                 )
             if (
@@ -311,7 +311,7 @@ class QuestionsSettings(Section):
         return self.domains.get(dataset) or source.domain or self.benchmark_of(dataset).domain
 
     def environment_of(self, source: SourceSettings) -> TaskEnvironment:
-        """Return what is known of a source's environment."""
+        """Return what is known about a source's environment."""
         return self.environments.get(source.environment, QUESTION_ENVIRONMENT)
 
     def needs_answers_of(self, source: SourceSettings) -> bool:
@@ -338,9 +338,9 @@ class QuestionsSettings(Section):
         seed: int,
         scorers: Mapping[str, Scorer] = MappingProxyType({}),
     ) -> QuestionsSettings:
-        """Return the settings with what is known of the environments of the sources, and of the scorers of users.
+        """Return the settings with what is known about the sources' environments, and about the scorers of users.
 
-        Raises ConfigError for a source with `from` if its environment brings no tasks.
+        Raises ConfigError for a source with `from` if its environment provides no tasks.
         """
         read = {source.environment for source in self.sources if source.is_environment}
         for number, source in enumerate(self.sources):
@@ -373,8 +373,8 @@ def _entries(scorers: bytes) -> Mapping[str, Scorer]:
 
 
 def no_tasks(kind: str, number: int, name: str) -> ConfigError:
-    """Return the error for `from = "environment"` of a source, by its number, if its environment brings no tasks."""
+    """Return the error for `from = "environment"` of a source, by its number, if its environment has no tasks."""
     return ConfigError(
-        f"questions.sources[{number}]: environments of the type {kind!r}, such as [{table_of(name)}], bring no tasks; "
-        'give path or hub instead of from = "environment", or set environment to one that does'
+        f"questions.sources[{number}]: environments of the type {kind!r}, such as [{table_of(name)}], have no tasks; "
+        'give path or hub instead of from = "environment", or set environment to one that has tasks'
     )

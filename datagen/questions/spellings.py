@@ -88,8 +88,8 @@ def _may_be_spellings(word: str, other: str) -> bool:
 class _Sequences:
     """Hashes of sequences of letters, each with the numbers of the words that have it.
 
-    They lie in sorted arrays, each at least twice as long as the next, which take 8 bytes for each sequence of a word
-    where a dictionary would take more than 100.
+    They are kept in sorted arrays, each at least twice as long as the next, which take 8 bytes for each sequence of a
+    word; a dictionary would take more than 100.
     """
 
     def __init__(self) -> None:

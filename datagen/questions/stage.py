@@ -108,7 +108,7 @@ class _QuestionsRun:
             )
 
     def add_source(self, source: SourceSettings) -> _SourceTally:
-        """Read one source; raise StageFailed if none of its rows is usable."""
+        """Read one source; raise StageFailed if it has no usable row."""
         tally = _SourceTally()
         tasks = task_rows(source, self._settings, self._find_tasks) if source.is_environment else source_rows(source)
         for row in with_split_warning(tasks, source):
@@ -140,7 +140,7 @@ class _QuestionsRun:
         self.mixed["synthetic_unused"] += len(usable) - self.mixed["synthetic"]
 
     def _is_usable(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a task repeats no other one and none of a benchmark; raise DataError if it is held out."""
+        """Return whether a task repeats no other task and no benchmark question; raise DataError if it is held out."""
         check_not_held_out(row, self._held_out)
         duplicate = self._duplicates.add(
             row["question_key"],

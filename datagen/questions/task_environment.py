@@ -1,4 +1,4 @@
-"""Define what the stage `questions` knows of the environments of its sources."""
+"""Define the facts about the environments of its sources that the stage `questions` uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from treadle.core.config import Operational, Section
 
 
 class TaskEnvironment(Section):
-    """What the stage `questions` knows of an environment."""
+    """Facts about an environment that the stage `questions` uses."""
 
     kind: str = "question"
     """Type of the environment, part of a question's key."""
@@ -17,9 +17,9 @@ class TaskEnvironment(Section):
     brings_tasks: bool = False
     """Whether the type has tasks of its own."""
     tasks_digest: str = ""
-    """Digest of what its tasks depend on, except split and seed; empty if none are read."""
+    """Digest of what its tasks depend on, except split and seed; empty if they are not read."""
     settings: Operational[dict[str, Any] | None] = None
-    """Settings of the environment; None if none of its tasks are read."""
+    """Settings of the environment; None if its tasks are not read."""
 
 
 QUESTION_ENVIRONMENT = TaskEnvironment()

@@ -216,7 +216,7 @@ class RowEncoder:
 
         Every id that the model wrote has a label, the end of its turns included; messages, frames and the prompt have
         none, and tool results have one only without `mask_results`. Of an appended end of turn, the ids up to the first
-        at which generation stops have a label. None is appended to a row whose turn continues in another one.
+        at which generation stops have a label. No end is appended to a row whose turn continues in another row.
         """
         if not turns.ids:
             names = ("num_tokens", "num_prompt_tokens", "num_result_tokens", "num_message_tokens", "num_target_tokens")

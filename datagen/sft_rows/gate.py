@@ -205,7 +205,7 @@ class QualityGate:
 
 
 def facts_of(segments: Sequence[Segment], row: Mapping[str, Any]) -> Facts:
-    """Return the facts about a trajectory that filters depend on; text outside of blocks is none of its steps."""
+    """Return the facts about a trajectory that filters depend on; text outside of blocks is not a step."""
     steps = [Step(one.kind, one.text) for one in segments if one.kind not in SYSTEM_KINDS | {TEXT, REASONING}]
     calls = [(call["tool"], str(call["argument"]), call["turn"]) for call in orjson.loads(row["tool_calls"])]
     return facts_of_rollout(steps, calls)

@@ -1,7 +1,7 @@
 """Apply the quality gate: the reasons why a trajectory may not be trained on.
 
-A trajectory passes if its answer is right, its format strict and none of its calls failed (arXiv 2601.06860). The
-status of calls comes from the ledger, the format from typed segments. Documented in docs/behaviour/sft_rows.md.
+A trajectory passes if its answer is right, its format is strict and no call failed (arXiv 2601.06860). The status of
+calls comes from the ledger, the format from typed segments. Documented in docs/behaviour/sft_rows.md.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class RowEnvironment:
         dialect: How its turns are read.
         bound_dialect: The same for the tokenizer.
         tags: The dialect if it can be repaired.
-        rebuilds_prompts: Whether the question alone decides its prompt. Otherwise only the episode knows how it began,
-            and its row says so.
+        rebuilds_prompts: Whether the question alone decides its prompt. Otherwise the prompt depends on the episode,
+            and is stored in its row.
     """
 
     settings: EnvironmentSettings
@@ -43,7 +43,7 @@ class RowEnvironment:
 
     @classmethod
     def of(cls, settings: EnvironmentSettings, tokenizer: ChatTokenizer | None) -> RowEnvironment:
-        """Return what is known of an environment."""
+        """Return what is known about an environment."""
         dialect = settings.turn_dialect
         return cls(
             settings,

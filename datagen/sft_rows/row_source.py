@@ -1,4 +1,4 @@
-"""Say what the fine-tuning rows of an instance are made from, and by which model."""
+"""Determine what the fine-tuning rows of an instance are made from, and by which model."""
 
 from __future__ import annotations
 

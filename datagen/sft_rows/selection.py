@@ -56,7 +56,7 @@ class Decisions(NamedTuple):
     def with_share(self, kinds: Mapping[int, tuple[str, bool]], share: float | None, seed: int) -> Decisions:
         """Return the outcomes with rows left out so that this share of the rest is parallel.
 
-        `kinds` says of the trajectory of each number its key, and whether it is parallel.
+        `kinds` maps the number of each trajectory to its key and whether it is parallel.
         """
         taken = [number for number, code in zip(self.numbers.tolist(), self.codes.tolist(), strict=True) if code == ROW]
         dropped = over_ratio(dict(kinds[number] for number in taken), share, seed) if share is not None else set()

@@ -243,5 +243,5 @@ def _json(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_given_back(text: str, decoded: str) -> bool:
-    """Return whether ids stand for a text; tokenizers may compose characters."""
+    """Return whether ids decode to their text; tokenizers may compose characters."""
     return decoded == text or unicodedata.normalize("NFC", text) == unicodedata.normalize("NFC", decoded)

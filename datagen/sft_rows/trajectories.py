@@ -56,7 +56,7 @@ class Trajectories:
     def held_out(self) -> frozenset[str]:
         """Return the keys of the questions whose rollouts must not become rows.
 
-        `pools` has a choice of the split of its own, so none of its trajectories is left out.
+        `pools` chooses the split itself, so its trajectories are never left out.
         """
         if self.kind == POOLS:
             return frozenset()

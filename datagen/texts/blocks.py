@@ -99,7 +99,7 @@ def _append_text(text: str, start: int, end: int, blocks: list[Block]) -> None:
 def order_fault(blocks: Sequence[Block], word: str = OBSERVATION) -> str:
     """Return the code of what is wrong with the order of blocks; empty if nothing is.
 
-    Calls that directly follow each other are one batch, whose observations stand behind the last one.
+    Calls that directly follow each other are one batch, whose observations follow the last one.
     """
     named = [block for block in blocks if block.name != TEXT]
     for place, block in enumerate(named):

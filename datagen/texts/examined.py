@@ -25,7 +25,7 @@ class Examined:
 
     @classmethod
     def of(cls, text: WholeText) -> Examined:
-        """Read a text; one with a fault has the facts about what stands before it."""
+        """Read a text; if it has a fault, the facts cover only what precedes the fault."""
         if text.reason:
             return cls(Facts.of(()), text.reason)
         blocks, fault = read_blocks(text.text, text.tag)

@@ -1,7 +1,7 @@
 """Mask the observations of a trajectory that is one whole text: characters of their spans, mapped to token ids.
 
 Spans are found in the text and mapped by the characters that each token ends at, never by looking for the ids of
-markers: these depend on what stands around them. Documented in docs/behaviour/sft_rows.md.
+markers: these depend on the text around them. Documented in docs/behaviour/sft_rows.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from treadle.datagen.texts.spans import OBSERVATION, TextSpan, tag_spans
 
 
 class OffsetTokenizer(Protocol):
-    """Interface of a tokenizer that says which characters its tokens stand for; `ChatTokenizer` implements it."""
+    """Interface of a tokenizer that maps its tokens to the characters they represent; `ChatTokenizer` implements it."""
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Return the ids of plain text, and for each id the number of characters up to its end."""

@@ -135,7 +135,7 @@ def folded(query: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The rules in force, with the seed that decides what is drawn."""
+    """The rules in use, with the seed that decides what is drawn."""
 
     options: FilterOptions
     seed: int
@@ -172,7 +172,7 @@ def copy_key(key: str, number: int) -> str:
 def over_ratio(kinds: Mapping[str, bool], share: float | None, seed: int) -> set[str]:
     """Return the keys to leave out, so that this share of the rest is parallel.
 
-    `kinds` says of each key whether it is parallel. Only the kind of which there are too many is reduced, by draws that
+    `kinds` maps each key to whether it is parallel. Only the kind of which there are too many is reduced, by draws that
     depend on seed and key; if one kind is missing, nothing is left out.
     """
     if share is None:

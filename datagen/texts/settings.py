@@ -24,7 +24,7 @@ class TextSource(Section):
     domain: str = "qa"
     """Domain of its rows: math, qa, choice or another name."""
     instruction_field: str = "instruction"
-    """Field with the prompt that stands before the question; rows may lack it."""
+    """Field with the prompt that precedes the question; rows may lack it."""
     question_field: str = "input"
     """Field with the question."""
     text_field: str = "output"

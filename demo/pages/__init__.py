@@ -1,1 +1,1 @@
-"""A sample world of web pages, whose design only a human knows who asks for them."""
+"""A sample world of web pages, whose design only the human who requests them knows."""

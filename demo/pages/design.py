@@ -1,4 +1,4 @@
-"""Define the pages of the sample world: four details decide a page, and a request names none of their values."""
+"""Define the pages of the sample world: four details decide a page, and a request does not mention their values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def request(shop: str) -> str:
 
 
 def read_request(text: str) -> str | None:
-    """Return what the first request in a text is about; None if it has none of this world."""
+    """Return what the first request in a text is about; None if there is no request of this world."""
     match = _REQUEST.search(text)
     return match[1] if match else None
 
@@ -82,7 +82,7 @@ def page(shop: str, design: Design) -> str:
 
 
 def read_page(text: str) -> Design | None:
-    """Return the design of the last page in a text; None if it has none of this world."""
+    """Return the design of the last page in a text; None if there is no page of this world."""
     found = _PAGE.findall(text)
     if not found:
         return None

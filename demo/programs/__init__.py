@@ -1,1 +1,1 @@
-"""A sample world of small Python programs, whose details only a human knows who asks for them."""
+"""A sample world of small Python programs, whose details only the human who requests them knows."""

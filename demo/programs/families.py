@@ -29,7 +29,7 @@ class Family:
     Attributes:
         name: Beginning of the names of its functions.
         parameter: Name of the only parameter.
-        purpose: What is wanted, with the place `{things}`.
+        purpose: Description of the requested program, with the place `{things}`.
         number: Name of the hidden number.
         bodies: Option -> the expression that the function returns, with the place `{number}`.
     """
@@ -135,7 +135,7 @@ class Details:
 
 
 def read_request(text: str) -> tuple[Family, str] | None:
-    """Return the family and the thing of the first signature in a text; None if it has none of this world."""
+    """Return the family and the thing of the first signature in a text; None if there is no signature of this world."""
     match = _SIGNATURE.search(text)
     return None if match is None else (FAMILIES[match[1]], match[2])
 

@@ -1,6 +1,6 @@
-"""Play the two sides of a dialogue about a program by rule: the agent that writes it, and the human who asks for it.
+"""Play the two sides of a dialogue about a program by rule: the agent that writes it, and the human who requests it.
 
-The agent asks for the hidden details one after the other, then answers. The human tells what the agent asks for, and
+The agent asks for the hidden details one after the other, then answers. The human reveals what the agent asks for, and
 reads it from the hidden program.
 """
 
@@ -27,10 +27,10 @@ _END = re.compile(r"(?im)\n\s*\n|^(?:agent|assistant|human|user)\s*:")
 
 @dataclass(frozen=True, slots=True)
 class KnownDetails:
-    """What an agent knows of the hidden details.
+    """Hidden details that an agent knows.
 
     Attributes:
-        number: The number; None until the human tells it.
+        number: The number; None until the human reveals it.
         option: The option; None as well.
         num_asked: How often each was asked for, the number first.
     """

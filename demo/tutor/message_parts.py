@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 PICTURE = "[picture]"
-"""Stands for a picture in the text of a message."""
+"""Placeholder for a picture in the text of a message."""
 _URL = "data:image/png;base64,"
 
 

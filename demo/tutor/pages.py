@@ -49,7 +49,7 @@ def next_page_turn(conversation: Conversation, role: PageRole, draws: Draws) -> 
 
 
 def page_reply(pictures: Sequence[bytes]) -> str:
-    """Return what the human says about pictures: of the page so far, if there is one, and of the wanted page."""
+    """Return what the human says about pictures: of the page so far, if there is one, and of the target page."""
     from treadle.demo.pages.sight import Unseen, seen_design  # loads numpy and Pillow
 
     if not pictures:

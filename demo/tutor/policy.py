@@ -33,7 +33,7 @@ class ErrorRates:
         wrong: Follows a wrong plan: another operation, or another fact of the document.
         stubborn: Ignores a hint: keeps its former answer, or continues as if there were no hint.
         careless: As critic or refiner, overlooks a flaw, picks another step, or ignores the format.
-        guess: In a dialogue about a program, takes one of three options by chance instead of asking which is wanted.
+        guess: In a dialogue about a program, picks one of three options at random instead of asking which is right.
     """
 
     redundant: float = 0.25

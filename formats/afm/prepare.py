@@ -1,4 +1,4 @@
-"""Write the training rows of a file of questions as parquet, and say what was written."""
+"""Write the training rows of a file of questions as parquet, and summarize what was written."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def prepare_rows(
 
     An empty `prompt` adds none.
     `limit` is the number of rows to take from the start. Raises DataError for a row that cannot be used unless
-    `filter_none` is set, and if none is left; ConfigError for a target that cannot be written.
+    `filter_none` is set, and if no row is left; ConfigError for a target that cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

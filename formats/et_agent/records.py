@@ -111,7 +111,7 @@ def _record(row: InputRow, kind: ImportKind) -> ImportRecord:
     fields = row.value
     shape = next((name for name in _SHAPES[kind] if fields.get(name) is not None), None)
     if shape is None:
-        raise RowRejected("missing_field", f"the row has none of {', '.join(_SHAPES[kind])}: it holds no {kind}")
+        raise RowRejected("missing_field", f"the row holds no {kind}; expected one of {', '.join(_SHAPES[kind])}")
     trajectories = tuple(_SHAPES[kind][shape](fields))
     if not trajectories:
         raise RowRejected("no_trajectories", _why_empty(fields))
@@ -188,7 +188,7 @@ def _pooled(fields: Mapping[str, Any]) -> Iterator[ImportTrajectory]:
         text = _text(entry.get("trajectory"), where)
         end, parent, operator = entry.get("finish_reason"), entry.get("parent_tid"), entry.get("operator")
         if parent is not None and (not isinstance(parent, str | int) or parent not in places):
-            raise RowRejected("bad_parent", f"the parent of {where} is none of those before it")
+            raise RowRejected("bad_parent", f"the parent of {where} is not an earlier trajectory")
         yield ImportTrajectory(
             text=text,
             status=_status_of(text) if end is None else _known(_STATUSES, end, f"the finish_reason of {where}"),

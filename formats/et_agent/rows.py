@@ -52,7 +52,7 @@ class ImportRows:
     """Converter of trajectories to the rows of one instance."""
 
     def __init__(self, environment: QuestionSettings, tokenizer: ChatTokenizer | None, model: str) -> None:
-        """Set up the conversion; `model`: name of the model that stands for the one that wrote the trajectories."""
+        """Set up the conversion; `model`: name of the model to which the rows attribute the trajectories."""
         self._environment, self._tokenizer, self._model = environment, tokenizer, model
         self._digests = environment.digests()
         self._tokenizer_digest = tokenizer.digest if tokenizer is not None else ""

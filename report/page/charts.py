@@ -212,7 +212,7 @@ def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
 def radar_chart(title: str, axes: Sequence[Axis]) -> Chart:
     """Draw models as polygons over axes with a range each; a missing value leaves a gap.
 
-    Only the first `MAX_DRAWN` models are drawn; a note says so if there are more.
+    Only the first `MAX_DRAWN` models are drawn, with a note if there are more.
     """
     models = list(axes[0].values)
     note = "" if len(models) <= MAX_DRAWN else f"Only the first {MAX_DRAWN} of {len(models)} models are drawn."

@@ -62,7 +62,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A row of tiles. Only the first `MAX_TILES` are shown; a note says so if there are more."""
+    """A row of tiles. Only the first `MAX_TILES` are shown, with a note if there are more."""
 
     tiles: tuple[Tile, ...]
 

@@ -19,12 +19,12 @@ class Step:
         stages: Names of the stages; those that `flow.stages` leaves out are skipped.
         each: How often they run. `iteration`: once per iteration; `phase`: in each phase of the curriculum; `model`:
             for each model that the flow compares; `row_policy`: for the policy, if its rollouts become rows of sft.
-        qualifier: Qualifier of the addresses of a step that runs once, for stages that a recipe has more than once, as
+        qualifier: Qualifier of the addresses of a step that runs once, for stages that a recipe has several times, as
             in `1/dpo@critic`. `questions` with a qualifier run if the step after them does.
         reads: Instances that inputs are bound to instead of those that the stage binds by itself: `stage.input` ->
             instances of the same iteration, such as `dpo.preferences` -> `("preferences@turn",)`.
 
-    In phases, a stage runs if it or a later one of the step is wanted. Without a stage that trains, only the first
+    In phases, a stage runs if it or a later one of the step is requested. Without a stage that trains, only the first
     phase runs.
     """
 

@@ -10,7 +10,7 @@ from treadle.stages.recipes.base import Recipe, Step
 class AgentEvolver(Recipe):
     """Make tasks by exploring the environment, summarise rollouts as experience, and train with both.
 
-    `sft` is a start from pools or texts, if wanted. Credit for single steps is a rule of `rl`.
+    `sft` is an optional start from pools or texts. Credit for single steps is a rule of `rl`.
     """
 
     steps: ClassVar[tuple[Step, ...]] = (

@@ -26,7 +26,7 @@ def _recipe(found: Any, place: str) -> type[Recipe]:
         if not isinstance(step.stages, tuple):
             raise ConfigError(f'{where}: write its stages as a tuple, such as ("report",)')
         if step.each not in get_args(Each):
-            raise ConfigError(f"{where}: each = {step.each!r} is none of {', '.join(get_args(Each))}")
+            raise ConfigError(f"{where}: each = {step.each!r} is not one of {', '.join(get_args(Each))}")
         try:
             consumed = {f"{name}.{read}" for name in step.stages for read in stage_entry(name).stage.consumes}
         except ConfigError as error:

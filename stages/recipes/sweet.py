@@ -36,7 +36,7 @@ _REJECTION = (
 class Sweet(Recipe):
     """Train a critic that sees hidden information on pairs of rollouts, and the policy on pairs of turns that it ranks.
 
-    `sft` is a start from texts or pools, if wanted; the policy that is rolled out may be its checkpoint.
+    `sft` is an optional start from texts or pools; the policy that is rolled out may be its checkpoint.
     """
 
     steps: ClassVar[tuple[Step, ...]] = (*_START, *_SWEET, *_MEASURED)

@@ -150,14 +150,14 @@ def _drawn_models(known: Sequence[str], wanted: Sequence[str] | None) -> list[st
     if wanted is None:
         if len(known) > MAX_DRAWN:
             raise ConfigError(
-                f"{len(known)} models have rollouts, and {MAX_DRAWN} can be told apart; name them as models: "
+                f"{len(known)} models have rollouts, but only {MAX_DRAWN} can be distinguished; pass some as models: "
                 f"{', '.join(known)}"
             )
         return list(known)
     if unknown := [model for model in wanted if model not in known]:
         raise ConfigError(f"no rollouts of {unknown[0]!r}; there are those of {', '.join(known) or 'no model'}")
     if len(wanted) > MAX_DRAWN:
-        raise ConfigError(f"{len(wanted)} models are named, and {MAX_DRAWN} can be told apart")
+        raise ConfigError(f"{len(wanted)} models are named, but only {MAX_DRAWN} can be distinguished")
     return list(dict.fromkeys(wanted))
 
 

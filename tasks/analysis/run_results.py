@@ -213,7 +213,7 @@ def _whole(run: Run, record: StageRecord, kind: str, columns: Sequence[str]) -> 
 def _loaded(
     kind: str, wanted: Sequence[str] | None, *, added: Sequence[str] = (), keys: Sequence[str] = ()
 ) -> list[str]:
-    """Return the columns to load: the wanted ones and keys; by default all but hidden ones and `TOKENS`.
+    """Return the columns to load: the requested ones and keys; by default all but hidden ones and `TOKENS`.
 
     `added` are columns that are joined. Raises RunError for a column that is neither.
     """
@@ -236,7 +236,7 @@ def _selected(
     model: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> RowTable:
-    """Return the parts as one table with the wanted rows and columns; raise RunError for an unknown model."""
+    """Return the parts as one table with the requested rows and columns; raise RunError for an unknown model."""
     import pyarrow.compute as pc
 
     rows = pa.concat_tables(parts)

@@ -1,4 +1,4 @@
-"""Join rollouts with all that is known of them into one table for analysis, as a stream.
+"""Join rollouts with everything known about them into one table for analysis, as a stream.
 
 One row per rollout: question, gold answers, prediction, verdict, calls by tool, tokens and seconds. Questions are held
 in memory; of the other tables, a row group is. Token ids are never read.
@@ -66,8 +66,8 @@ _NO_ROW: Mapping[str, Any] = {}
 def trajectory_batches(run: Run, *, model: str | None = None, iteration: int | None = None) -> Iterator[pa.RecordBatch]:
     """Yield one row per rollout with the columns of `COLUMNS`, each of equal results once.
 
-    Verdicts and measured times are null without their tables. Raises RunError if no rollouts have finished or none is
-    of this model, DataError if measured times cannot be read.
+    Verdicts and measured times are null without their tables. Raises RunError if no rollouts have finished, or no
+    rollouts of this model, DataError if measured times cannot be read.
     """
     records = records_with(run, "rollouts", iteration)
     if model is not None:
@@ -98,7 +98,7 @@ def _records_of(run: Run, records: Sequence[StageRecord], model: str) -> list[St
 
 
 class _Joiner:
-    """What is known of the rollouts of one instance beyond their own table."""
+    """What is known about the rollouts of one instance beyond their own table."""
 
     def __init__(self, run: Run, record: StageRecord) -> None:
         self._address = record.address
@@ -135,7 +135,7 @@ class _Joiner:
 
 
 class FollowingRows:
-    """Rows about rollouts, in the order of the rollouts, read only as far as they are asked for.
+    """Rows about rollouts, in the order of the rollouts, read only as far as requested.
 
     Some rollouts may have none. At most one batch is held.
     """
@@ -155,7 +155,7 @@ class FollowingRows:
         """Return the rows of the next rollouts by their keys; raise DataError for rows in another order."""
         wanted = set(keys)
         found = {key: self._waiting.pop(key) for key in wanted & self._waiting.keys()}
-        # A row that waits belongs to a later rollout, so the wanted ones that are still missing have none.
+        # A row that waits belongs to a later rollout, so the requested ones that are still missing have no row.
         while len(found) < len(wanted) and not self._waiting and (batch := next(self._batches, None)) is not None:
             self._read(batch, wanted, found)
         self._without |= wanted - found.keys()

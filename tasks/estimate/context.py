@@ -1,4 +1,4 @@
-"""Collect what is known of a flow when its instances are estimated: results, and the number of units to make."""
+"""Collect what is known about a flow when its instances are estimated: results, and the number of units to make."""
 
 from __future__ import annotations
 

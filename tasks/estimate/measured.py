@@ -73,7 +73,7 @@ def _mean_of_journal(item: Instance, run: Run) -> MeanUsage | None:
     if not attempts:
         return None
     if isinstance(item.settings, ScoresSettings):
-        return None  # Finished units are judgements; they do not tell how many a rollout needs.
+        return None  # Finished units are judgements; they do not show how many a rollout needs.
     rows = [
         orjson.loads(row) for row in run.shards(item.address, attempts[-1].journal_name).finished_rows(_MAX_SAMPLED)
     ]

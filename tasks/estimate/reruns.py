@@ -1,4 +1,4 @@
-"""Say which paid work is repeated when an instance runs again."""
+"""Describe the paid work that is repeated when an instance runs again."""
 
 from __future__ import annotations
 

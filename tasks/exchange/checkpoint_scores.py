@@ -56,7 +56,7 @@ def _is_agent(rollouts: StageRecord, checkpoint: StageRecord) -> bool:
     server = (settings.get("model") or {}).get("server") or {}
     made = Address.parse(checkpoint.address)
     if isinstance(server.get("model"), str) and (named := named_checkpoint(server["model"])):
-        # An address in the configuration may stand for the same stage of a later iteration.
+        # An address in the configuration may refer to the same stage of a later iteration.
         return (named[0].stage, named[0].qualifier) == (made.stage, made.qualifier)
     if phase_of(Address.parse(rollouts.address).qualifier) is None:
         return False

@@ -33,7 +33,7 @@ _LEFT_OUT = "## Left out\n\nColumns that are hidden from models are not in this 
 def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, replace: bool = False) -> dict[str, Any]:
     """Write a table of a result into a new folder that `datasets.load_dataset` reads; return a summary.
 
-    Columns of JSON text with a fixed form become lists and structs. Hidden columns are left out, and the card says so.
+    Columns of JSON text with a fixed form become lists and structs. Hidden columns are left out, which the card states.
 
     Raises RunError if the instance has no table of this kind, ArtifactError for a file that has changed or text
     that does not have its declared form, ConfigError if `target` cannot be used (see `new_folder`), StorageError.

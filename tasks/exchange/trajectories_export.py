@@ -1,4 +1,4 @@
-"""Export rollouts, joined with all that is known of them, as a data set."""
+"""Export rollouts, joined with everything known about them, as a data set."""
 
 from __future__ import annotations
 

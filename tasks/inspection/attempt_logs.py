@@ -39,7 +39,7 @@ class AttemptLog:
             yield from (line.decode("utf-8", "replace") for line in _last_lines(file, num_last))
             part = b""
             while follow:
-                # Asked before reading, so that what is written until the end is read once more.
+                # Asked before reading, so that the last read covers everything that was written until the end.
                 is_running = self.run.status(self.address).state == "running"
                 *whole, part = (part + file.read()).split(b"\n")
                 yield from (line.decode("utf-8", "replace") for line in whole)

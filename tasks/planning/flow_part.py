@@ -21,7 +21,7 @@ class FlowPart:
     instances: list[Instance]
     """Instances that are run, or checked for changes, in flow order."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Address -> why the instance is outdated, for results that are used as they are; empty if they are up to date."""
+    """Address -> why the instance is outdated, for results that are reused anyway; empty if they are up to date."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Address -> reason, for instances that are skipped and have no result."""
 
@@ -45,10 +45,10 @@ def flow_part(
 ) -> FlowPart:
     """Return the part of a flow that starts from an instance and leaves some out.
 
-    Results before `start_from`, and of instances in `without`, are used as they are. If an instance in `without` has no
-    result, everything that reads it is left out too. Raises ConfigError for an address that is not in the flow, for an
-    instance that reads what neither the flow nor the run has, and if nothing is left to run; RunError if an instance
-    before `start_from` is needed and has no result.
+    Results before `start_from`, and of instances in `without`, are reused, even if outdated. If an instance in
+    `without` has no result, everything that reads it is left out too. Raises ConfigError for an address that is not in
+    the flow, for an instance that reads what neither the flow nor the run has, and if nothing is left to run; RunError
+    if an instance before `start_from` is needed and has no result.
     """
     known = [str(item.address) for item in instances]
     for text in (*([start_from] if start_from else []), *without):
@@ -83,7 +83,7 @@ def flow_part(
         left_out = [f"{address}: {why}" for address, why in part.left_out.items()]
         said = left_out[:_SHOWN] + [f"and {len(left_out) - _SHOWN} more"] * (len(left_out) > _SHOWN)
         raise ConfigError(
-            f"nothing is left to run in {run_id} ({'; '.join(said) or 'all results are used as they are'}); skip less"
+            f"nothing is left to run in {run_id} ({'; '.join(said) or 'all results are reused'}); skip less"
         )
     return part
 

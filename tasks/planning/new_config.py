@@ -24,7 +24,7 @@ GOALS: Mapping[Goal, str] = {
     "train": "make the rows, fine-tune on them, and measure the result",
 }
 EMBEDDED = "embedded"
-"""Answer that stands for the small model that comes with Treadle."""
+"""Answer that selects the small model that comes with Treadle."""
 _NUM_ROWS_READ = 50
 _NUMBER = re.compile(r"-?\$?-?[0-9][0-9.,]*%?")
 _STAGES: Mapping[Goal, Sequence[str]] = {

@@ -48,7 +48,7 @@ def flow_phases(config: TreadleConfig, iteration: int) -> list[Address]:
 
 
 def flow_steps(config: TreadleConfig) -> list[Step]:
-    """Return the steps of the recipe, with a step for each wanted stage of another package.
+    """Return the steps of the recipe, with a step for each requested stage of another package.
 
     Such a stage runs after the last one that produces a table that it reads. Questions with a qualifier are there for
     the step after them, and left out with it.

@@ -25,7 +25,7 @@ _START = "start the server, or correct its url"
 
 @dataclass(frozen=True, slots=True)
 class AskedModel:
-    """A model whose servers are asked; `title` names it, and `calls_tools` says that requests will carry tools."""
+    """A model whose servers are asked. `title` names it; `calls_tools`: whether requests will carry tools."""
 
     title: str
     settings: ModelSettings
@@ -92,5 +92,5 @@ async def _facts(model: AskedModel, limit_s: float) -> list[Check]:
 
 
 def _short(error: TreadleError) -> str:
-    """Return an error's line without the name of the model, which stands before it."""
+    """Return an error as one line, without the name of the model in front."""
     return " ".join(str(error).split()).removeprefix(f"models.{_NAME}: ")

@@ -36,7 +36,7 @@ FLOW_RUN_ENV = {
 _IN_TERMINALS = {
     # Prefect's log is shown in its UI; in the terminal its lines would mix with ours and end in tracebacks.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    # Otherwise Prefect's client sends telemetry to its vendor, and says so on every terminal.
+    # Otherwise Prefect's client sends telemetry to its vendor, and announces it on every terminal.
     "DO_NOT_TRACK": "1",
 }
 

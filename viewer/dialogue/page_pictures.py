@@ -1,4 +1,4 @@
-"""Show the pages of a dialogue next to the page that is wanted, from stored pictures."""
+"""Show the pages of a dialogue next to the target page, from stored pictures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ShownPage:
 
 @dataclass(frozen=True, slots=True)
 class PagePictures:
-    """Pages of a dialogue. `target` is the picture of the wanted page; `measure` is empty without a score."""
+    """Pages of a dialogue. `target` is the picture of the page to reproduce; `measure` is empty without a score."""
 
     target: str
     measure: str

@@ -96,7 +96,7 @@ class _Placed:
 def plan_chart(batches: Sequence[Batch], times: Sequence[Mapping[str, Any]]) -> PlanChart | None:
     """Return the chart of a trajectory; None without calls. `times` is empty if no times are known.
 
-    Turns stand after each other; the time of the model between them is left out.
+    Turns follow each other; the time of the model between them is left out.
     """
     if not any(batch.stored for batch in batches):
         return None

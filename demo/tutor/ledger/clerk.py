@@ -1,4 +1,4 @@
-"""Play the agents of the ledger by rule: the clerk, who works on a task, and the explorer, who has none."""
+"""Play the agents of the ledger by rule: the clerk, who works on a task, and the explorer, who explores without one."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def is_done(errand: Errand, desk: Desk) -> bool:
 
 
 def step_labels(errand: Errand, steps: Sequence[CaseStep]) -> list[bool]:
-    """Return for each step whether it brought the task forward: whether all its calls were due."""
+    """Return for each step whether it advanced the task: whether all its calls were due."""
     desk, labels = Desk(), []
     for step in steps:
         calls = [one for one in read_records(step.action) if "call" in one]

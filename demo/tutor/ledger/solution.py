@@ -49,7 +49,7 @@ def next_change(errand: Errand, desk: Desk) -> Record | None:
 
 
 def chosen_orders(errand: Errand, desk: Desk) -> list[Order]:
-    """Return the orders that the task wants paid, cancelled or added up."""
+    """Return the orders that the task asks to pay, cancel or add up."""
     candidates = open_before(errand, desk)
     if errand.kind == "sum_open":
         return candidates
@@ -66,7 +66,7 @@ def open_before(errand: Errand, desk: Desk) -> list[Order]:
 
 
 def right_answer(errand: Errand, desk: Desk) -> int:
-    """Return what is to be submitted; 0 if it is not known."""
+    """Return the answer to submit; 0 if it is not known."""
     if errand.kind == "cancel_small":
         return NUM_CANCELLED
     if errand.kind == "pay_cheapest":

@@ -21,7 +21,7 @@ _SURE, _UNSURE = 0.95, 0.6
 
 
 def write_tasks(conversation: Conversation, rates: ErrorRates, draws: Draws) -> str:
-    """Return up to three tasks on the accounts that the steps show, none of which is known already.
+    """Return up to three tasks on the accounts that the steps show, without tasks that are already known.
 
     At the rate `careless` the solution of a task ends with a wrong answer, of which its writer is less sure.
     """

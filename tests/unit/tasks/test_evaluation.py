@@ -280,8 +280,8 @@ def test_benchmark_of_an_environment_brings_all_its_tasks(data: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "more", "words"),
     [
-        ("bfcl-multi-turn=tasks.jsonl", {}, "brings its own tasks"),
-        ("bfcl-multi-turn,domain=qa", {}, "brings its own tasks"),
+        ("bfcl-multi-turn=tasks.jsonl", {}, "provides its own tasks"),
+        ("bfcl-multi-turn,domain=qa", {}, "provides its own tasks"),
         ("bfcl-multi-turn", {"tools": frozenset({"python"})}, "not 'bfcl'"),
     ],
 )

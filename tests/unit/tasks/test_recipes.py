@@ -43,7 +43,7 @@ def config(folder: Path, steps: str) -> TreadleConfig:
             f'({QUESTIONS}, Step(("rollout",)))',
             r"steps\[1\]: there is no stage 'rollout' .did you mean 'rollouts'.*; the stages are questions",
         ),
-        (f'({QUESTIONS}, Step(("rollouts",), each="modl"))', "each = 'modl' is none of iteration, phase, model"),
+        (f'({QUESTIONS}, Step(("rollouts",), each="modl"))', "each = 'modl' is not one of iteration, phase, model"),
         (
             f'({QUESTIONS}, {MODELS}, Step(("report",), reads={{"report.score": ("scores@agent",)}}))',
             "reads names 'report.score'; its stages read report.questions, report.scores",

@@ -143,7 +143,7 @@ def test_what_cannot_be_drawn_is_refused(results: RunResults, tmp_path: Path, mo
     run = Run.create(tmp_path, "run", {}, {})
     for number in range(9):
         put_rows(run, f"1/rollouts@m{number}", ROLLOUTS, rows_of(f"m{number}", ACTIONS["coder"], samples=1))
-    with pytest.raises(ConfigError, match="9 models have rollouts, and 8 can be told apart"):
+    with pytest.raises(ConfigError, match="9 models have rollouts, but only 8 can be distinguished"):
         RunResults(run).action_space()
     assert len(RunResults(run).action_space(models=["m8", "m3", "m5"]).models) == 3
     monkeypatch.setitem(sys.modules, "sklearn", None)

@@ -98,7 +98,7 @@ def test_empty_part_is_refused(run: Run) -> None:
         )
     for item in FLOW:
         execute(item, run)
-    with pytest.raises(ConfigError, match=r"in r1 \(all results are used as they are\)"):
+    with pytest.raises(ConfigError, match=r"in r1 \(all results are reused\)"):
         part(run, "1/double@b", "1/double@b")
 
 

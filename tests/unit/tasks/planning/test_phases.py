@@ -478,7 +478,7 @@ def test_impossible_phase_is_refused_with_a_valid_one(address: str, said: str) -
     [
         ({"curriculum": {"phases": 4}}, "sigma_tool has 3 values for 4 phases"),
         ({"curriculum": {"sampling_model": "nobody"}}, "curriculum.sampling_model names 'nobody'"),
-        ({"models": {"phase-2": MODELS["tutor"]}}, "this name stands for the policy of a phase"),
+        ({"models": {"phase-2": MODELS["tutor"]}}, "this name is reserved for the policy of a phase"),
         ({"curriculum": {"sigma_tool": [-0.1, 0, 0]}}, "curriculum.sigma_tool.0"),
     ],
 )
