@@ -181,7 +181,7 @@ class ModelSessions:
     async def model(
         self, name: str, settings: ModelSettings, tokenizer_digest: str = "", *, calls_tools: bool = False
     ) -> ModelSession:
-        """Open a model and check all its endpoints; with `calls_tools`, it is asked with native tools.
+        """Open a model and check all its endpoints; `calls_tools`: its requests will carry native tools.
 
         Raises ConfigError and EndpointUnavailable.
         """

@@ -56,7 +56,7 @@ class Transcript:
     def __init__(
         self, dialect: Dialect, codec: Codec | None, prefix: Prefix | None = None, reply_text: ReplyText | None = None
     ) -> None:
-        """Start a context; `reply_text` renders messages in text mode; without it their contents are kept (chat)."""
+        """Start a context; `reply_text` renders messages in text mode; without it only contents are kept (chat)."""
         self._dialect = dialect
         self._codec = codec
         self._reply_text = reply_text

@@ -8,7 +8,7 @@ MATH = "math"
 KNOWLEDGE = "knowledge"
 MIXED = "mixed"
 ALL = "all"
-"""Average over the headline data sets, or over all data sets if the headline has none."""
+"""Average over the headline data sets, or over all data sets if no evaluated one is in the headline."""
 EVERY = "every"
 """Average over all data sets. It exists only if it differs from `all`."""
 AVERAGES = (ALL, EVERY, MATH, KNOWLEDGE)
@@ -25,7 +25,7 @@ def area_of(domains: Collection[str]) -> str:
 
 
 def headline_datasets(datasets: Sequence[str], headline: Collection[str]) -> list[str]:
-    """Return the data sets that `all` covers: those in the headline, or all of them if it has none."""
+    """Return the data sets that `all` covers: those in the headline, or all of them if none is in the headline."""
     return [dataset for dataset in datasets if dataset in headline] or list(datasets)
 
 

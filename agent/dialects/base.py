@@ -81,7 +81,7 @@ class Dialect(Protocol):
         ...
 
     def read(self, text: str, number: int, ended: TurnEnd, *, is_empty: bool = False) -> ModelTurn:
-        """Read a turn with its calls; `number` is that of the turn, and with `is_empty` it added nothing."""
+        """Read a turn with its calls; `number` is that of the turn; if `is_empty`, the turn added nothing."""
         ...
 
     def has_answer(self, turn: ModelTurn) -> bool:

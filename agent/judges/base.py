@@ -163,7 +163,7 @@ def _are_messages(found: object) -> bool:
 
 
 def _text(key: str, given: str, known: object) -> dict[str, str]:
-    """Return the value of `prompt` or `rubric` and its text; if the file was deleted, the text read before is kept."""
+    """Return the value of `prompt` or `rubric` and its text; if the file is missing, the text read before is kept."""
     if "\n" in given or not given.endswith(_TEXT_FILES):
         return {f"{key}_text": given.strip()}
     candidates = list(dict.fromkeys(folder / given for folder in (Path.cwd(), *config_folders.get())))

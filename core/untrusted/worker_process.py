@@ -137,7 +137,7 @@ class WorkerProcess:
 
     def enlarge_pipe(self) -> None:
         """Let the process write more before it waits for its reader."""
-        # The system refuses larger pipes to a user with many of them.
+        # The system refuses a larger pipe to a user who has many pipes.
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _READ_BYTES)
 

@@ -30,7 +30,7 @@ PASSED_OVER = "passed_over"
 
 @dataclass(frozen=True, slots=True)
 class AttemptGroup:
-    """Attempts at one question, of which one is picked.
+    """Attempts at one question, of which at most one is picked.
 
     Attributes:
         attempts: The first attempts, in the order of their numbers.

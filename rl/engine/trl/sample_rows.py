@@ -1,7 +1,7 @@
 """Lay the samples of a step's trajectories out as rows of TRL's batch, filled up with rows of weight 0.
 
 A trajectory with several contexts has several samples, all with its advantage. TRL cuts a step into equal micro-batches
-on every device, so each update gets rows without loss until it has the same number everywhere; no sample is dropped.
+on every device, so each update gets rows without loss until it has the same number everywhere; no row is dropped.
 """
 
 from __future__ import annotations
