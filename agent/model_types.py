@@ -122,7 +122,7 @@ class ModelBinding:
     def prompt_ids(self, messages: Sequence[Mapping[str, str]], tools: Sequence[ToolSchema]) -> list[int]:
         """Return the prompt as token ids; raise ValueError without a codec."""
         if self.codec is None:
-            raise ValueError("without a tokenizer there are no ids")
+            raise ValueError("token ids need a tokenizer, and this model has none")
         if not tools:
             return self.codec.prompt_ids(messages)
         return self.codec.prompt_ids(*self.dialect.tool_prompt(messages, tools))

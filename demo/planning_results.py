@@ -53,7 +53,7 @@ def answers_of(run: Run, model: str, environments: Environments, iteration: int 
     scored, rolled = (run.record(Address(iteration, stage, model)) for stage in ("scores", "rollouts"))
     asked = run.record(Address(iteration, "questions"))
     if scored is None or rolled is None or asked is None:
-        raise RunError(f"run {run.run_id} has no rollouts and scores of {model} in iteration {iteration}")
+        raise RunError(f"run {run.run_id} lacks questions, rollouts or scores of {model} in iteration {iteration}")
     text_of = {row["question_key"]: row["question"] for row in run.rows(asked.outputs["questions"]).rows()}
     times = {row["rollout_key"]: row for row in telemetry_rows(rolled, run, ROLLOUT_TELEMETRY.kind)}
     rollouts = {row["rollout_key"]: row for row in run.rows(rolled.outputs["rollouts"]).rows()}

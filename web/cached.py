@@ -174,7 +174,9 @@ class CachedWeb:
         elif (entry := await self._recorded_search(query, language)) is not None:
             hits = list(entry.hits)
         elif self._replays:
-            raise RecordMiss(f"neither the cache nor the record has a search for {query[:200]!r}; replay sends none")
+            raise RecordMiss(
+                f"neither the cache nor the record has a search for {query[:200]!r}; in replay mode, none is sent"
+            )
         else:
             hits = await self._once(f"{key} {bucket}", lambda: self._ask(key, query, language, bucket, deadline))
         return hits[:num_results]

@@ -117,7 +117,9 @@ class FetchSettings(Section):
         for value in values:
             network = ipaddress.ip_network(value)
             if "%" in value:
-                raise ValueError(f"{value} has a zone, which a page's address cannot have; give the network without it")
+                raise ValueError(
+                    f"{value} has a zone (the part after %), which a URL cannot have; give the network without it"
+                )
             if isinstance(network, ipaddress.IPv4Network):
                 is_wide = network.prefixlen < 8
             elif network.overlaps(_MAPPED):

@@ -168,8 +168,8 @@ class ClassInstance:
         is_one = isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages)
         if not is_one or not isinstance(state.get("info") or {}, dict):
             raise TypeError(
-                f"{self._class.__name__}.{method} returned no state: a dict with a list of messages under `state`, and "
-                "`reward`, `is_terminated` and `info`"
+                f"{self._class.__name__}.{method} must return a dict with `state` (a list of messages), `reward`, "
+                "`is_terminated` and `info`"
             )
         reward = state.get("reward", 0.0)
         # JSON has no NaN: it is null by now, as is None.

@@ -227,7 +227,8 @@ class DenseIndex(Index):
             raise DataError(f"{folder} has {self._ranker.num_rows:,} vectors for {len(documents):,} documents")
         if self._ranker.dimension != encoder.dimension:
             raise ConfigError(
-                f"{folder} holds vectors of {self._ranker.dimension}, the encoder makes {encoder.dimension}"
+                f"{folder} holds vectors of dimension {self._ranker.dimension}, but the encoder makes vectors of "
+                f"dimension {encoder.dimension}; use the encoder that the index was built with, or build it again"
             )
 
     def _rank(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
