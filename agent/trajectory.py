@@ -209,7 +209,7 @@ def split_by_context(
 
 
 def by_sample(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Group segments by sample, based on their offsets, which restart at 0; without ids they form one group."""
+    """Group segments by sample: the offsets begin at 0 again in each sample. Without ids, all form one group."""
     groups: list[list[Segment]] = [[]]
     for segment in segments:
         if groups[-1] and segment.start < groups[-1][-1].end:

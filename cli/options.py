@@ -51,7 +51,7 @@ root_option = click.option(
 
 
 def run_or_last(root: str | Path) -> str:
-    """Return the run of a root that changed last, and name it on standard error; report a usage error without runs."""
+    """Return the run of a root that changed last, and name it on standard error; without runs, report a usage error."""
     from treadle.tasks.inspection.overview import last_run
 
     if (found := last_run(root)) is None:

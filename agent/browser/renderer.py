@@ -1,4 +1,4 @@
-"""Draw pages with one browser per process, several at once; a page that fails is retried in a browser of its own."""
+"""Draw pages, several at once, with one browser per process; a page that fails is retried once in its own browser."""
 
 from __future__ import annotations
 

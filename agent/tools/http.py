@@ -307,7 +307,7 @@ def _schema_in(file: Path) -> dict[str, Any]:
 
 
 def _checked_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with its defaults filled in. Raises ValueError if it does not describe an object."""
+    """Return a schema with defaults for missing keys. Raises ValueError if it is invalid or describes no object."""
     schema = {"type": "object", "properties": {}, "additionalProperties": False, **parameters}
     if schema["type"] != "object":
         raise ValueError('parameters: the JSON schema of arguments has type = "object"')

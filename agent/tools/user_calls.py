@@ -192,7 +192,7 @@ def error_text(error: BaseException, payload: Mapping[str, Any]) -> str:
     """Return type and message of an error in one line, without folders of this machine and texts of the payload."""
     try:
         said = str(error)
-    except Exception:  # noqa: BLE001 - an error may also fail to return its message
+    except Exception:  # noqa: BLE001 - `__str__` of an error may fail as well
         said = ""
     said = _FOLDERS.sub(_without_folders, without_payload(said, payload))
     text = one_line(f"{type(error).__name__}: {said}" if said.strip() else type(error).__name__)

@@ -26,7 +26,7 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def chosen_gpus(devices: Sequence[int]) -> tuple[str, ...]:
-    """Return the GPUs at these indices, or all without indices, as `CUDA_VISIBLE_DEVICES` names them.
+    """Return the GPUs at these indices, or all if no index is given, as `CUDA_VISIBLE_DEVICES` names them.
 
     If GPUs cannot be counted, indices are used unchanged, and without any the first GPU. Raise ConfigError for an
     index at which there is no GPU.

@@ -133,8 +133,8 @@ def read_rows(
 ) -> Iterator[InputRow]:
     """Yield the rows of one file (a JSON array is held in memory); raise DataError if it is missing or empty.
 
-    Of parquet, only `columns` are read, but all columns if it has no such column; see `read_parquet` for
-    `max_unpacked_bytes`.
+    Of a parquet file only `columns` are read, but all of its columns if it has no column of these names; see
+    `read_parquet` for `max_unpacked_bytes`.
     """
     format_ = format_of(path, configured)
     num_rows = 0

@@ -67,7 +67,7 @@ def _send_rows(file: BinaryIO, frames: BinaryIO, columns: list[str] | None) -> N
 
     # Without a buffer the reader holds whole column chunks.
     parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES)
-    # If the file has no such column, all are sent, so that the caller can report what is missing.
+    # If the file has no column of these names, all are sent, so that the caller can report what is missing.
     names = [name for name in parquet.schema_arrow.names if name in (columns or ())] or None
     fields = [field for field in parquet.schema_arrow if names is None or field.name in names]
     schema = row_sending.send_schema(frames, pa.schema(fields))

@@ -1,6 +1,6 @@
 """Let a teacher rewrite trajectories: each one in its own job, from a journal that resumes it.
 
-Every reply of the teacher is stored before it is used, so a resumed stage never requests one twice.
+Every reply of the teacher is stored before it is used, so a resumed stage requests no stored reply again.
 """
 
 from __future__ import annotations

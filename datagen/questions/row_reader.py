@@ -256,7 +256,7 @@ def _list_of_strings(text: str) -> Any:
 
 
 def _convert_answer(item: Any, form: AnswerForm | None, options: Options) -> str:
-    """Return one answer in the form for comparison: the letter of an option, or a text."""
+    """Return one answer in the form that is compared: the letter of an option, or a text."""
     text = _as_text(item, "answer")
     if options.texts and text:
         is_place = form is None and isinstance(item, int) and not isinstance(item, bool) and options.are_text

@@ -373,8 +373,8 @@ def _entries(scorers: bytes) -> Mapping[str, Scorer]:
 
 
 def no_tasks(kind: str, number: int, name: str) -> ConfigError:
-    """Return the error for `from = "environment"` of a source, by its number, if its environment has no tasks."""
+    """Return the error for `from = "environment"` of a source, by its number, if its environment provides no tasks."""
     return ConfigError(
-        f"questions.sources[{number}]: environments of the type {kind!r}, such as [{table_of(name)}], have no tasks; "
-        'give path or hub instead of from = "environment", or set environment to one that has tasks'
+        f"questions.sources[{number}]: environments of the type {kind!r}, such as [{table_of(name)}], provide no "
+        'tasks; give path or hub instead of from = "environment", or set environment to one that provides tasks'
     )

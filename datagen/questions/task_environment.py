@@ -1,4 +1,4 @@
-"""Define the facts about the environments of its sources that the stage `questions` uses."""
+"""Define the facts that the stage `questions` uses about the environments of its sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from treadle.core.config import Operational, Section
 
 
 class TaskEnvironment(Section):
-    """Facts about an environment that the stage `questions` uses."""
+    """Facts that the stage `questions` uses about an environment."""
 
     kind: str = "question"
     """Type of the environment, part of a question's key."""

@@ -25,7 +25,7 @@ class Examined:
 
     @classmethod
     def of(cls, text: WholeText) -> Examined:
-        """Read a text; if it has a fault, the facts cover only what precedes the fault."""
+        """Read a text; if its blocks cannot all be read, the facts cover at most those before the fault."""
         if text.reason:
             return cls(Facts.of(()), text.reason)
         blocks, fault = read_blocks(text.text, text.tag)

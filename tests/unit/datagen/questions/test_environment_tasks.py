@@ -151,7 +151,7 @@ def test_bad_tasks_are_quarantined_without_their_payload(bench: Bench) -> None:
 
 
 def test_type_without_tasks_is_refused_when_the_run_is_planned_and_when_it_runs(bench: Bench) -> None:
-    match = r"questions.sources\[0\]: environments of the type 'guess', such as \[environment\], have no tasks; give"
+    match = r"questions.sources\[0\]: environments of the type 'guess', such as \[environment\], provide no tasks; give"
     with pytest.raises(ConfigError, match=match):
         instance(lambda settings: None, SOURCE, brings_tasks=False)
     with pytest.raises(ConfigError, match=match):
@@ -162,13 +162,13 @@ def test_source_and_table_without_tasks_are_named(tmp_path: Path) -> None:
     plain = {"path": tmp_path / "q.jsonl", "domain": "math"}
     for name, table in (("default", "environment"), ("py", "environments.py")):
         settings = validate(QuestionsSettings, {"sources": [plain, {**SOURCE, "environment": name}]})
-        with pytest.raises(ConfigError, match=rf"^questions.sources\[1\]: .* such as \[{table}\], have no tasks"):
+        with pytest.raises(ConfigError, match=rf"^questions.sources\[1\]: .* such as \[{table}\], provide no tasks"):
             settings.for_environments({"default": TaskEnvironment(), "py": TaskEnvironment()}, seed=5)
 
 
 def test_shipped_stage_knows_no_tasks(bench: Bench) -> None:
     made = instance(lambda settings: None, SOURCE)
-    with pytest.raises(ConfigError, match="have no tasks"):
+    with pytest.raises(ConfigError, match="provide no tasks"):
         execute(Instance(address=made.address, stage=QUESTIONS_STAGE, settings=made.settings), bench.run)
 
 
