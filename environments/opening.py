@@ -105,7 +105,7 @@ def engine_of(
 
 
 def check_trimming(settings: EnvironmentSettings, model: str, window: int | None) -> None:
-    """Raise ConfigError if contexts must be trimmed for a window that is not known, or too small for a turn."""
+    """Raise ConfigError if the settings trim contexts for a window that is not known, or too small for a turn."""
     if settings.trimming is None:
         return
     if window is None:

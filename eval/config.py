@@ -139,7 +139,7 @@ class ReportSettings(Section):
 
     headline: tuple[str, ...] = ()
     """Data sets that the averages cover. If empty: those that the benchmark registry marks as headline, or all data
-    sets if it marks none."""
+    sets if no evaluated one is marked."""
 
     areas: dict[str, Literal["math", "knowledge"]] = {}
     """Data set -> the average that it counts in. For other data sets the benchmark registry decides, or else the

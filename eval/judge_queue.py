@@ -102,7 +102,7 @@ class JudgeQueue:
         return last_turn(answer.segments) if self._is_of_environment(answer) else answer.prediction
 
     def _is_of_environment(self, answer: Answer) -> bool:
-        """Return whether the environment of a rollout's task scores it."""
+        """Return whether a rollout is scored by the environment of its task."""
         return answer.gold.task.environment in self._settings.environments
 
     def _is_judged(self, answer: Answer) -> bool:

@@ -55,8 +55,8 @@ def decide(
 ) -> tuple[Score, Status]:
     """Return the verdict and its status for an answer that judges were asked about.
 
-    The majority of parsed verdicts decides; of grades the mean, and `is_correct` whether it is right. In a tie, or if
-    no judge could be asked, the rule decides. If no reply could be parsed, `on_failed` decides.
+    The majority of parsed verdicts decides; of grades the mean, which is right if `is_correct` accepts it. In a tie, or
+    if no judge could be asked, the rule decides. If no reply could be parsed, `on_failed` decides.
     """
     grades = [judge_verdict.grade for judge_verdict in judge_verdicts if judge_verdict.grade is not None]
     if grades:

@@ -163,7 +163,7 @@ class ServiceClient:
                     raise SearchUnavailable(f"search at {address.url}: {detail}") from None
                 if loop.time() - asked_at < _PROMPT_ANSWER_S or retried_slow:
                     raise
-                # It was frozen, or it is slow to answer anything: search again, with the whole time.
+                # It was frozen, or it is slow to answer anything: search a second time, with the same time limit.
                 retried_slow, started = True, loop.time()
                 deadline = started + limit_s
                 continue

@@ -8,7 +8,7 @@ from typing import Any
 from treadle.sft.row_text import RowText
 
 _TOOL_NAME = "tool"
-"""Name of the user messages that contain results which answer no native call: the API takes no others."""
+"""Name of the user messages with results that answer no native call: tool messages of the API must answer one."""
 
 
 def openai_record(text: RowText) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class Worker:
     async def ask(self, op: str, **given: Any) -> Mapping[str, Any]:
         """Send a request and return its reply.
 
-        Raises WorkerLost if the process has ended, DeadlineExceeded if the request took more than its processor time,
-        and ToolError for an error of the package.
+        Raises WorkerLost if the process has ended or reports an error, and DeadlineExceeded if the request took more
+        than its processor time.
         """
         try:
             self.writer.write(orjson.dumps({"op": op, **given}) + b"\n")

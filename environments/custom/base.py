@@ -96,7 +96,7 @@ class Environment:
         raise NotImplementedError(f"{type(self).__name__} needs a method step(turn)")
 
     async def outcome(self) -> Outcome | float | None:
-        """Return the episode's outcome if only its live state can tell; None if `score` or the rewards of turns do."""
+        """Return the episode's outcome if only its live state shows it; None if `score` or rewards of turns give it."""
         return None
 
     async def score(self, task: Task, rollout: StoredRollout) -> Outcome | float | None:

@@ -32,7 +32,7 @@ def form_marks(prediction: str, gold: Sequence[str], choices: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class JudgeCounts:
-    """Verdicts and grades of one judge on the answers that it was asked about."""
+    """Counts of one judge's verdicts and grades on the answers that it was asked about."""
 
     num_right: int = 0
     num_wrong: int = 0

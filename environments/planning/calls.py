@@ -1,7 +1,7 @@
 """Run the calls of a planning agent: in the order of its plan, with a cap, and no repeated search.
 
-Each finished call is cached on its own, so that a rollout that is killed in the middle of a batch does not run it
-again.
+Each finished call is cached on its own, so that a rollout that is killed in the middle of a batch does not run such
+calls again.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Template:
 
     Attributes:
         literals: Text around the places; one more than there are places.
-        places: Id of the task whose result fills each place, in order.
+        places: Ids of the tasks whose results fill the places, in order.
     """
 
     literals: tuple[str, ...]

@@ -12,7 +12,7 @@ from treadle.agent.contract import CallRecord, Ledger
 INVALID = "(invalid)"
 """Replaces all names that no tool can have."""
 OTHERS = "(others)"
-"""Name of all tools beyond the most called ones together; no tool can have this name."""
+"""Common name of all tools beyond the most called ones; no tool can have this name."""
 MAX_TOOLS = 8
 """Maximum number of tools with figures of their own."""
 _COUNTS = ("requested", "executed", "failed")

@@ -18,7 +18,7 @@ from treadle.eval.stored_judgements import choice_fields, verdict_fields, vote_f
 
 
 class OpenJudges:
-    """Judge models of a stage instance that are open."""
+    """Open judge models of a stage instance."""
 
     def __init__(self, settings: ScoresSettings, judge_queue: JudgeQueue, choices: AttemptChoices) -> None:
         self._settings, self._judge_queue, self._choices = settings, judge_queue, choices

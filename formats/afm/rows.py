@@ -24,7 +24,7 @@ TOOL_SETS: Mapping[ToolSet, tuple[str, ...]] = {
 assert tuple(TOOL_SETS) == get_args(ToolSet)
 
 MARKERS = ("Question: ", "Task: ")
-"""Separators of the instructions and the question in a prompt; the last one in it counts."""
+"""Separators between the instructions and the question in a prompt; the last one in it counts."""
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://arxiv.org/abs/2508.13167")
 _STRINGS = pa.list_(pa.string())
 _KWARGS = pa.struct(

@@ -39,7 +39,7 @@ class TurnJob:
 
 
 class TurnJobs:
-    """The turns of the selected rollouts, read from their tables in each iteration."""
+    """The turns of the selected rollouts; each loop over them reads the tables again."""
 
     def __init__(self, settings: CandidatesSettings, inputs: Mapping[str, tuple[Rows, ...]]) -> None:
         self._settings = settings

@@ -1,6 +1,6 @@
 """Sample several candidates for each turn of a rollout, and take the one that a critic prefers.
 
-All completions and scores are cached before they are used, so an interrupted turn does not ask for any again.
+All completions and scores are cached before they are used, so an interrupted turn does not ask for any of them again.
 """
 
 from __future__ import annotations

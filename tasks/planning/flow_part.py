@@ -21,7 +21,7 @@ class FlowPart:
     instances: list[Instance]
     """Instances that are run, or checked for changes, in flow order."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Address -> why the instance is outdated, for results that are reused anyway; empty if they are up to date."""
+    """Address -> why its result, which is reused, is outdated; empty if it is up to date."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Address -> reason, for instances that are skipped and have no result."""
 

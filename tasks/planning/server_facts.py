@@ -25,7 +25,7 @@ _START = "start the server, or correct its url"
 
 @dataclass(frozen=True, slots=True)
 class AskedModel:
-    """A model whose servers are asked. `title` names it; `calls_tools`: whether requests will carry tools."""
+    """A model whose servers are asked; `title` names it, and `calls_tools` is true if requests will carry tools."""
 
     title: str
     settings: ModelSettings

@@ -24,7 +24,7 @@ def toml_lines(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def toml_value(value: Any) -> str:
     """Return a JSON-able value as TOML on one line; tables become inline tables."""
     if isinstance(value, str):
-        # JSON has the same escapes, but leaves control characters from DEL on unescaped.
+        # JSON has the same escapes, but does not escape control characters from DEL onwards.
         return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
     if isinstance(value, bool):
         return str(value).lower()

@@ -21,7 +21,7 @@ class TrackedFigures:
     Attributes:
         address: The instance, such as `1/scores@base`.
         step: Number of the round, or of the phase for instances of a phase, else of the iteration. Rounds count from 0,
-            the initial rollouts; the others from 1.
+            which is for the initial rollouts; the others from 1.
         values: Name, such as `scores/base/num_right`, -> value; all are finite.
     """
 
