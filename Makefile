@@ -82,7 +82,7 @@ engines: $(INSTALLED) ## Install vLLM, LLaMA-Factory, TRL and verl, two at a tim
 
 test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factory, TRL, verl; see engines)
 	@echo "make test-e2e: tests with real models on vLLM, LLaMA-Factory, TRL and verl; those that are missing are installed"
-	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
+	@SECONDS=0; $(PYTEST) -n 2 --dist loadfile tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
 
 parity: $(INSTALLED) ## FlashRAG's own retriever and the runner of BFCL next to ours (the first use installs them: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity

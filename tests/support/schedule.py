@@ -17,6 +17,8 @@ PREFECT = (
     "test_secrets_and_kills.py",
 )
 """Files whose tests use one Prefect server."""
+VLLM = ("test_played_vllm.py", "test_pools.py", "test_scored_by_vllm.py", "test_serving.py")
+"""Files whose tests use one vLLM server."""
 
 
 class SharedServers(LoadScopeScheduling):
@@ -27,4 +29,6 @@ class SharedServers(LoadScopeScheduling):
         name = PurePath(file).name
         if name in PREFECT or test.startswith("test_demo_on_a_given_server"):
             return "prefect_home"
+        if name in VLLM:
+            return "served_embedded_model"
         return nodeid if name in SPREAD else file
