@@ -24,13 +24,13 @@ from treadle.rl.rewards.model_asker import ModelAsker
 from treadle.rl.rewards.verdict_store import VerdictStore
 
 NO_ADVANTAGE = 1e-8
-"""Size below which an advantage counts as none."""
+"""An advantage whose absolute value is below this counts as 0."""
 
 
 class AttributionCredit(CreditRule):
     """Advantages of turns from the labels of a model (good, bad) and the outcome of the trajectory.
 
-    Statistics are those of the group: of one task with one query.
+    Means and deviations are those of the group: all rollouts of one task.
     """
 
     PARTS: ClassVar[Mapping[str, str]] = {
@@ -102,7 +102,7 @@ class AttributionCredit(CreditRule):
         return self
 
     def check(self, where: str) -> None:
-        """Raise ConfigError without a model that has endpoints."""
+        """Raise ConfigError if no model is set, or if it has no endpoints."""
         if self.model is None or not self.model.endpoints:
             raise ConfigError(
                 f"{where}: rl.credit has no model that labels; set it, such as rl.credit.model = "
@@ -111,7 +111,7 @@ class AttributionCredit(CreditRule):
 
     @contextlib.contextmanager
     def open(self, folder: Path | None = None) -> Iterator[None]:
-        """See `CreditRule`; requests are sent from a thread of their own, and labels are kept."""
+        """See `CreditRule`; requests are sent from a separate thread, and labels are stored in `folder`."""
         assert self.model is not None, "check refuses it"
         limits = AskingLimits(
             attempts=self.attempts,
@@ -155,7 +155,7 @@ class AttributionCredit(CreditRule):
         return made
 
     def _labels(self, group: CreditGroup, places: Sequence[int]) -> dict[int, list[bool] | None]:
-        """Return the labels of the rollouts that are not skipped, by place; None if no reply could be read."""
+        """Return place -> labels for the rollouts that are not skipped; labels are None if no reply could be read."""
         assert self._attributor is not None, "rules are used inside `open`"
         advantages = scored_advantages(group.rewards)
         asked = [
@@ -185,7 +185,7 @@ class AttributionCredit(CreditRule):
 
 
 def _label_parts(labels: Mapping[int, list[bool] | None], place: int, reward: float) -> dict[str, float]:
-    """Return the parts about the labels of a rollout; none if it was not labelled."""
+    """Return the parts about the labels of a rollout; empty if the model was not asked about it."""
     if place not in labels:
         return {}
     if (known := labels[place]) is None:

@@ -1,4 +1,4 @@
-"""Define the settings of the stage `preferences`, and what stages that ask models about turns have in common."""
+"""Define the settings of the stage `preferences`, and those that all stages which ask models about turns have."""
 
 from __future__ import annotations
 
