@@ -71,7 +71,7 @@ def dpo_arguments(
 
 
 def training_plan(options: DpoOptions, model: str, machine: Machine, **shape: Any) -> dict[str, Any]:
-    """Return what the engine needs to know besides the pairs; `shape` are the keywords of `dpo_arguments`.
+    """Return the engine's plan: everything that it needs except the pairs; `shape` is passed on to `dpo_arguments`.
 
     `model` is a folder or a hub id. Raises ConfigError as `dpo_arguments` does.
     """
