@@ -61,7 +61,7 @@ def _as_candidate(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(slots=True)
 class BestOf:
-    """Sums over held-out tasks of three rewards: the mean of the rollouts, that of the critic's choice, and the best."""
+    """Sums over held-out tasks of three rewards: the mean over rollouts, that of the critic's choice, and the best."""
 
     num_tasks: int = 0
     num_rollouts: int = 0

@@ -70,7 +70,7 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Rewarded
 
 
 def _notes(made: GroupTrajectory) -> Iterator[str]:
-    """Yield how a rollout was lost, and whether training saw its hint."""
+    """Yield codes of how a rollout was lost, and of whether its training prompt has its hint."""
     if made.lost_to:
         yield f"lost:{made.lost_to}"
     if made.hint:
@@ -111,10 +111,10 @@ def started_rollouts(folder: Path, num_steps: int) -> Iterator[dict[str, Any]]:
 
 
 def drawn_questions(folder: Path, num_steps: int) -> list[dict[str, Any]]:
-    """Return each question that was drawn in the steps up to `num_steps`, by its key, with what its draws gave.
+    """Return the questions drawn in the steps up to `num_steps`, sorted by key, each with the rewards of its draws.
 
-    `kind` is `easy` if every score of every draw is 1, `hard` if every one is 0, else `mixed`; a draw without any
-    score does not count, and without scores at all it is `unknown`.
+    `kind` is `easy` if every score of every draw is 1, `hard` if every score is 0, else `mixed`; without any score it
+    is `unknown`.
     """
     found: dict[str, dict[str, Any]] = {}
     for lines in read_steps(folder / _DRAWS, num_steps):

@@ -61,7 +61,7 @@ def write_verl_rows(
 def write_verl_steps(
     source: Path, target: Path, environments: Environments, steps: Iterable[Sequence[int]], *, phase: int = 0
 ) -> int:
-    """Write training rows like `write_verl_rows`, in the order of `steps`, each with the indices of its rows in `source`.
+    """Write training rows like `write_verl_rows`, in the order of `steps`; a step has the indices of its source rows.
 
     A row that several steps use is written for each of them. Returns the number of rows written.
     """
