@@ -54,7 +54,7 @@ class RolloutCounts:
         return self.finished + self.failed + self.cancelled
 
     def ended(self) -> RolloutCounts:
-        """Return the numbers after the end of a group: rollouts that were queued or running are not counted as such."""
+        """Return the numbers after the end of a group, with rollouts that were queued or running as failed."""
         return replace(self, queued=0, running=0, failed=self.failed + self.num_open)
 
 

@@ -54,7 +54,7 @@ def together(statuses: Sequence[ProcessStatus]) -> ProcessStatus:
 
 
 def _servers(statuses: Sequence[ProcessStatus]) -> tuple[tuple[str, EndpointState], ...]:
-    """Return each server once, with the sums of its counts over all processes, and the worst health that one reports."""
+    """Return each server once, with sums of its counts over all processes, and the worst health that one reports."""
     by_server: dict[tuple[str, str], list[EndpointState]] = {}
     for one in statuses:
         for model, state in one.servers:
