@@ -49,8 +49,8 @@ _QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format
 class Gold(NamedTuple):
     """Gold answer of one question.
 
-    `asked` is the user message that the agent got, empty unless texts or tasks were requested. Text and payload of
-    `task` are empty unless tasks were requested.
+    `asked` is the user message that the agent got; empty unless it was read `with_text`. Text and payload of `task` are
+    empty unless it was read `with_tasks`; see `GoldAnswers`.
     """
 
     task: Task
@@ -117,7 +117,7 @@ class Answer:
 
     @property
     def is_answered(self) -> bool:
-        """True if the rollout ended with an answer, or has a candidate for one; otherwise it is always scored as wrong."""
+        """True if the rollout ended with an answer or has a candidate for one; if False, it is always wrong."""
         # The outcome is parsed only if it can matter.
         return self.status == ANSWERED or has_given(self.status, self.outcome)
 

@@ -110,7 +110,7 @@ class JudgeQueue:
         return bool(self._judges) and (not domains or bool(self._kinds(answer) & {*domains}))
 
     def _kinds(self, answer: Answer) -> set[str]:
-        """Return the names under which the judge's `domains` may list a question: its scorer, and that scorer's kind."""
+        """Return the names under which the judge's `domains` may list a question: its scorer, and the scorer's kind."""
         rule = answer.gold.rule
         if self._is_of_environment(answer):
             return {rule}
@@ -183,7 +183,7 @@ class JudgeQueue:
 
 
 def check_domains(judge: Judge, rules: Collection[str]) -> None:
-    """Raise StageFailed if the judge's `domains` name a rule that does not exist and that no question of the run has."""
+    """Raise StageFailed if the judge's `domains` name a rule that is neither shipped nor used by a question."""
     if unknown := sorted(set(judge.domains) - {*rules, *SCORERS.known()}):
         raise StageFailed(
             f"scores.judges.domains names {unknown[0]!r}, but the rules of the questions are {', '.join(sorted(rules))}"

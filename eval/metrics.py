@@ -114,7 +114,7 @@ def _ended(rollout: ScoredRollout) -> float:
 
 
 def _reward(rollout: ScoredRollout) -> float | None:
-    """Return the reward; None for a score that is none, and for a lost rollout: 0 would be good if rewards are negative."""
+    """Return the reward, None without one. A lost rollout has none: 0 could be better than the rewards of others."""
     return rollout.score if rollout.is_reward else None
 
 

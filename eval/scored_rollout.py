@@ -62,7 +62,7 @@ class ScoredRollout:
     status: str
     is_valid_answer: bool
     scorer: str
-    """Name of what decided the score P: a rule, the judge, the environment, or the status of a rollout without answer."""
+    """What decided the score P: a rule, the judge, the environment, or the status if the rollout gave no answer."""
     judge_status: str | None = None
     """Whether the judge's verdict was used; None if no judge was asked."""
     score: float | None

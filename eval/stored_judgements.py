@@ -60,7 +60,7 @@ class StoredJudgements:
         return JudgeVerdict(row["correct"], status, tuple(row["replies"]), row["grade"], parts)
 
     def copy_finished(self, judgements: Iterable[Judgement]) -> None:
-        """Copy finished judgements from the current result into the journal, so that none is paid for twice."""
+        """Copy finished judgements from the current result into the journal, to avoid paying for them again."""
         earlier = self._context.earlier(JUDGEMENTS.kind)
         wanted = {judgement.key for judgement in judgements} if earlier is not None else set()
         if earlier is None or not wanted:

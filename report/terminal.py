@@ -86,7 +86,10 @@ def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
-    """Return a table of who decided about each model's answers, with judge agreement; None if no judge was asked."""
+    """Return a table of the scorers and judges that decided about each model's answers, with the judges' agreement.
+
+    Returns None if no judge was asked.
+    """
     given = summary_lines(rows)
     if not any(line.counts("judge_status") for line in given):
         return None

@@ -86,7 +86,7 @@ AFM_MHQA_32B: dict[str, Any] = {
     "num_nodes": 8,  # here: those of the other policies of this size
     "tensor_parallel": 8,  # here
 }
-"""The same for the larger policy."""
+"""AFM on multi-hop questions, with the larger policy."""
 
 AFM_WEB_32B: dict[str, Any] = {
     **_DAPO,

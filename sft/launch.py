@@ -55,7 +55,7 @@ class TrainingStep:
     """Norm of the gradient before clipping."""
     epoch: float
     seconds: float
-    """Seconds in training so far, over all attempts, without work that was lost with them."""
+    """Seconds in training so far, over all attempts, without steps that were lost when an attempt ended."""
 
 
 @dataclass(frozen=True, slots=True)

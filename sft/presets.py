@@ -99,7 +99,7 @@ RFT_LLAMA_8B: dict[str, Any] = {
     "learning_rate": 2e-7,  # paper
     "batch_size": 32,  # paper
     "num_train_epochs": 4.0,  # paper
-    "lr_scheduler_type": "cosine",  # here: the script's cosine with a floor is no schedule of this stage
+    "lr_scheduler_type": "cosine",  # here: the stage does not have the script's schedule, a cosine with a minimum
     "warmup_ratio": 0.03,  # script
     "precision": "bf16",  # script
     "deepspeed": "zero3",  # script

@@ -170,7 +170,7 @@ def calls_by_place(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, 
 
 
 def _tags(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return one entry per tag: if it has several queries, the first whose status is not `ok`, else the first of all."""
+    """Return one entry per tag: if it has several queries, the first whose status is not `ok`, else the first one."""
     found: dict[object, Mapping[str, Any]] = {}
     for place, call in enumerate(calls):
         match = _OF_A_BATCH.fullmatch(call.get("id", ""))

@@ -27,7 +27,7 @@ class OpenJudges:
         self._best_of: ChoiceJudge | None = None
 
     async def open(self, sessions: ModelSessions, wanted: Collection[tuple[str, str]]) -> None:
-        """Open the models of the pending (kind, model) pairs in `wanted`; endpoints of other models need not be up."""
+        """Open the models of pending judgements, given as (kind, model); endpoints of other models need not be up."""
         settings, judge = self._settings, self._judge_queue.judge
         for name, role in settings.judges.items():
             if (judge.kind, name) in wanted:

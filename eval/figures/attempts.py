@@ -66,8 +66,8 @@ def attempt_figures(rollouts: Sequence[ScoredRollout]) -> list[str]:
     """Return the names of the figures over attempts that a data set has; none if a question has one rollout.
 
     k is 2, 4, 8, … up to the smallest number of rollouts per question, and that number itself; `avg@`, `std@` and
-    `maj@` have only the latter. `best@` is left out if every score is 0 or 1, because it then equals `pass@`. A data
-    set with rewards has only `pass@`.
+    `maj@` have only the latter. `best@` is left out if every score is 0 or 1, because it then equals `pass@`. Of all
+    these, a data set with rewards has only `pass@`.
     """
     ks, compared = pass_at_ks(rollouts), _compared(rollouts)
     picked = [f"{BEST_OF}{len(next(iter(compared.values())))}"] if compared else []

@@ -70,7 +70,7 @@ class GroupItem:
 
     @property
     def gave_answer(self) -> bool:
-        """Whether the rollout ended with its answer, or has a candidate that counts as its answer, as in evaluation."""
+        """True if the rollout ended with its answer, or has a candidate that counts as its answer, as in evaluation."""
         return self.status == ANSWERED or self.parts.get(BY_CANDIDATE, 0.0) > 0
 
     @classmethod

@@ -73,8 +73,8 @@ class ModelAsker(Generic[V]):
     async def once(self, digest: str, ask: Callable[[], Awaitable[V | None]]) -> V | None:
         """Return the verdict on a case: the stored one, or the result of `ask`.
 
-        Concurrent calls for equal cases share one call of `ask`. A verdict is stored before it is returned. None is not
-        stored, so a later step may ask again.
+        Concurrent calls for equal cases share one call of `ask`. A verdict is stored before it is returned. Without a
+        verdict nothing is stored, so a later step may ask again.
         """
         if (known := self.known(digest)) is not None:
             return known

@@ -99,7 +99,7 @@ def _bias_metrics(steps: Sequence[RlStep]) -> dict[str, Any]:
 
 
 def by_environment(metric: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a metric that environments have, as `<metric>.<environment>` if there is more than one."""
+    """Return the values of a metric by environment, as `<metric>.<environment>` if there are several environments."""
     return {f"{metric}.{name}" if len(values) > 1 else metric: value for name, value in values.items()}
 
 

@@ -34,7 +34,7 @@ class HiddenField:
 
     @property
     def is_cut(self) -> bool:
-        """Whether only a part of the text is shown, because it is long."""
+        """True if only a part of the text is shown, because it is long."""
         return self.num_chars > len(self.text)
 
 

@@ -106,7 +106,7 @@ class Follower:
     def _trained(self, groups: list[list[dict[str, Any]]]) -> tuple[list[list[dict[str, Any]]], dict[str, int]]:
         """Return the groups that verl could train on, and, with dynamic sampling, how many were dropped or surplus.
 
-        Surplus groups are included, because only verl knows which ones it used.
+        Surplus groups are included, because verl does not report which groups it used.
         """
         options = self._plan.options
         if not options.dynamic_sampling:
