@@ -135,7 +135,7 @@ class GoldAnswers:
     """
 
     def __init__(self, tables: tuple[Rows, ...], *, with_text: bool = False, with_tasks: bool = False) -> None:
-        """Prepare to read `tables`; also keep the user message or the whole task of each question if asked to."""
+        """Prepare to read `tables`; keep also the user messages (`with_text`) or whole tasks (`with_tasks`)."""
         columns = [*_QUESTION, "answers", *(["payload"] if with_tasks else [])]
         self._rows = (row for table in tables for row in table.rows(columns))
         self._with_text = with_text

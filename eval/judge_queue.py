@@ -51,7 +51,10 @@ class JudgeQueue:
     """Judgements to request for each rollout."""
 
     def __init__(self, settings: ScoresSettings, trained: Sequence[str] = ()) -> None:
-        """Check the judges. `trained`: digests of this run's checkpoints that judge. Raise as `check_judges` does."""
+        """Check the settings of the judges; raise as `check_judges` does.
+
+        `trained`: digests of the checkpoints of this run that serve as judges.
+        """
         check_judges(settings.judges, settings.options.judges)
         self._settings = settings
         self.judge: Judge = settings.options.judges

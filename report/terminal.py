@@ -62,7 +62,7 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
 
 
 def _caption(given: Iterable[SummaryLine]) -> str:
-    """Return a note on what the averages cover, and on data sets that differ between models."""
+    """Return a note on the data sets that each average covers, and on data sets that only some models have."""
     lines = list(given)
     asked = {tuple(sorted(datasets_of(of_model))) for of_model in by_model(lines).values()}
     over = average_sentences(lines)

@@ -129,7 +129,7 @@ class SftOptions(TrainingOptions):
 
 
 class SftSettings(Section):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `sft` reads."""
 
     options: SftOptions = Field(default_factory=SftOptions)
     """Model and hyperparameters."""

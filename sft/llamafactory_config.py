@@ -25,7 +25,7 @@ _MAX_STATES = 2
 
 
 def plan_training(options: SftOptions, paths: Paths, machine: Machine, *, longest_row: int, seed: int) -> TrainingPlan:
-    """Return the plan of a training; `longest_row` is in tokens, after `cutoff_tokens`.
+    """Return the plan of a training; `longest_row` is the number of tokens of the longest row to train on.
 
     Raises ConfigError if the batch cannot be divided over the devices, or if a CPU does not support a setting.
     """
@@ -124,7 +124,7 @@ def _for_variant(options: SftOptions, machine: Machine) -> tuple[dict[str, Any],
 
 
 def _spread(options: SftOptions, machine: Machine, longest_row: int) -> tuple[int, int]:
-    """Return the number of rows per device and pass, and of passes per update."""
+    """Return the number of rows that a device processes at once, and how often it does so per update."""
     processes = machine.num_processes
     share, rest = divmod(options.batch_size, processes)
     if rest:

@@ -78,7 +78,7 @@ class ShownSegment:
 
     @property
     def is_folded(self) -> bool:
-        """True if the piece is collapsed at first: tool results, and thoughts apart from the text, are long."""
+        """True if the piece is collapsed at first: tool results and separate reasoning, because they are long."""
         return self.kind in (RESULT, REASONING, PRIVATE)
 
     @property

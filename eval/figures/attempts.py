@@ -107,7 +107,7 @@ def _best_of_sums(rollouts: Iterable[ScoredRollout]) -> FigureSums:
 
 
 def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
-    """Return 2, 4, 8, … up to the smallest number of rollouts per question, and that number; empty if it is 1."""
+    """Return 2, 4, 8, … up to the smallest number n of rollouts per question, and n itself; empty if n is 1."""
     least = min(Counter(rollout.question_key for rollout in rollouts).values(), default=1)
     powers = [1 << exponent for exponent in range(1, least.bit_length())]
     return sorted({*powers, least} - {1})

@@ -24,7 +24,7 @@ class AdvantagesOptions(TurnRequests):
 
 
 class AdvantagesSettings(MixedSettings):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `advantages` reads."""
 
     critic_name: str
     """Name of the model whose settings serve the critic."""

@@ -1,6 +1,6 @@
 """Ask a model which steps of a rollout were good, in one request per rollout; store the labels by the request's digest.
 
-Prompt and reply contain text of models. It is treated as data: no instruction in it is followed, no code evaluated.
+Prompt and reply contain text of models. This text is data: no instruction in it is followed, and no code is evaluated.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class PlayedRollout:
 
     Attributes:
         messages: Conversation as {role, content}, from the first message.
-        score: How good it was, from 0 to 1.
+        score: Score from 0 to 1.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -135,7 +135,7 @@ def read_valid(text: str) -> bool | None:
 
 
 def _json(text: str) -> Any:
-    """Return the JSON of a reply, without reasoning up to `</think>` and a code fence; None if there is none."""
+    """Return the data of a reply in JSON, ignoring reasoning up to `</think>` and a code fence; None without JSON."""
     reply = text.rpartition("</think>")[2].strip()
     fenced = _FENCED.match(reply)
     try:

@@ -26,7 +26,7 @@ class GuidedOptions(RolloutOptions):
 
 
 class GuidedSettings(RolloutsSettings):
-    """All settings that an instance of the stage reads; `model` is the policy."""
+    """All settings that an instance of `guided_rollouts` reads; `model` is the policy."""
 
     critic_name: str
     """Name of the model whose settings serve the critic."""

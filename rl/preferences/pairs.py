@@ -14,7 +14,7 @@ _TOLERANCE = 1e-9
 
 
 def pairs_with_best(rewards: Sequence[float | None], min_best: float = 1.0) -> list[Pair]:
-    """Pair the first trajectory with the best reward with each worse one; no pair if it is below `min_best`.
+    """Pair the first trajectory with the best reward with each worse one; no pair if this reward is below `min_best`.
 
     This is the rule of SWEET-RL for tasks with tests (section 5.1 of the paper); trajectories without a reward are
     left out.

@@ -58,7 +58,7 @@ class TurnRequests(Section):
 
 
 class PreferencesSettings(MixedSettings):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `preferences` reads."""
 
     kind: PairKind
     """Kind of the pairs."""

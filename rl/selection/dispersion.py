@@ -134,7 +134,8 @@ class DispersionSums:
 def is_mixed(lowest: np.ndarray, highest: np.ndarray, domains: np.ndarray, mixed_f1: float) -> np.ndarray:
     """Return whether each question has both right and wrong rollouts (bool array).
 
-    F1 of qa is right from `mixed_f1` on; correctness of math and choice is 0 or 1; other numbers only have to differ.
+    A rollout of qa is right if its F1 is at least `mixed_f1`, one of math or choice if its correctness is 1. In other
+    domains a question is mixed if the numbers of its rollouts differ.
     """
     graded = (highest >= mixed_f1) & (lowest < mixed_f1)
     plain = (highest >= 1.0) & (lowest <= 0.0)

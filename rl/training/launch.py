@@ -27,7 +27,7 @@ from treadle.rl.training.plan import RlPlan
 
 @dataclass(frozen=True, slots=True)
 class RlFolder(EngineFolder):
-    """Folder of one reinforcement, with the paths of its files."""
+    """Folder of one RL training, with the paths of its files."""
 
     plan = PathIn("plan.json")
     """The plan of the training."""

@@ -73,7 +73,7 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
         return dataset
 
     def _keep_log_probs(self, model: Any, inputs: Any, output: Any) -> Any:
-        """Keep the log-probabilities of a forward pass for `_compute_loss`; weight TRL's if the aggregate needs it."""
+        """Store the log-probabilities of a forward pass for `_compute_loss`; for `turn_sum` TRL gets weighted ones."""
         if self._weights is None or getattr(output, "log_probs", None) is None:
             return output
         self._log_probs.append(output.log_probs)
@@ -98,7 +98,7 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
             self._weights, self._log_probs = None, []
 
     def _measure(self, log_ratios: torch.Tensor) -> None:
-        """Keep the margins of a batch of pairs: differences of scores, chosen minus rejected."""
+        """Store the margins of a batch of pairs: score of the chosen side minus score of the rejected one."""
         chosen, rejected = (log_ratios * self._weights).sum(dim=1).chunk(2)
         mode = "train" if self.model.training else "eval"
         self._scored[mode].append(self.accelerator.gather_for_metrics(chosen - rejected).cpu())
