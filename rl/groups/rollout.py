@@ -240,7 +240,7 @@ class _GroupRun:
     async def _run_concurrently(
         self, sessions: Sequence[GroupSession], play: Callable[[GroupSession], Awaitable[None]]
     ) -> None:
-        """Run sessions concurrently; each leaves `membership` at its end, except the last: the group keeps its place."""
+        """Run sessions concurrently; each leaves `membership` at its end, but the group keeps the place of the last."""
         membership = self._rollouts.membership
         num_others = len(sessions) - 1
         membership.enter(num_others)
