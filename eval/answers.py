@@ -123,7 +123,7 @@ class Answer:
 
     @property
     def has_ended(self) -> bool:
-        """True if the rollout ended with an answer, or because its environment ended it."""
+        """True if the rollout ended with an answer, or if its environment ended it."""
         return self.row["status"] in ENDED
 
 

@@ -78,7 +78,7 @@ class Scoring:
     version: int
     """Version of the stage."""
     verdicts: Mapping[str, str]
-    """Setting -> its value. Values that are digests are not shown: names of such settings begin as `_HIDDEN_VALUES`."""
+    """Setting -> its value. Digests are not shown: the names of such settings start with one of `_HIDDEN_VALUES`."""
     votes: Mapping[str, str]
 
     @classmethod

@@ -41,7 +41,7 @@ class Figure:
     bounds: tuple[float, float] | None = None
     """Bounds of the value; a figure with bounds is a share. None for numbers without an upper bound."""
     requires_figure: str = ""
-    """Another figure that must have a value: if rollouts are undecided and that figure has none, this one has none
+    """Name of another figure: if that figure has no value and some rollouts are undecided, this figure has none
     either."""
     needs: tuple[Literal["calls", "votes"], ...] = ()
     """Requirements of the figure: it is meaningful only if a model's rollouts have at least one of each."""

@@ -1,4 +1,4 @@
-"""Define what a stage declares to flows: its table, its settings, its inputs, its models and its deployment."""
+"""Define the declaration of a stage to flows: its table, settings, inputs, models and deployment."""
 
 from __future__ import annotations
 

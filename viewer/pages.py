@@ -1,4 +1,4 @@
-"""Compute what each page shows, as plain values for its template."""
+"""Compute the content of each page, as plain values for its template."""
 
 from __future__ import annotations
 

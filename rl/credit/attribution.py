@@ -46,13 +46,13 @@ class AttributionCredit(CreditRule):
     """Type of the rule."""
     model: ModelSettings | None = None
     """The model that labels, with its endpoints, as in `[models.<name>]`; a chat service that is reachable from the
-    engine's process. It retries failed requests as its keys say."""
+    engine's process. Its keys decide how failed requests are retried."""
     scheme: Scheme = "decouple"
     """How labels become values: `decouple` gives +`fix_base` or -`fix_base`; `allocation` shares +1 of a success or -1
     of a failure among the turns."""
     outcome_on: OutcomeOn = "last_step"
-    """What the outcome, compared with its group's, is added to: the `last_step`, `all_steps`, or nothing
-    (`only_prm`)."""
+    """Turns to which the outcome (the reward, standardised within the group) is added: the `last_step`, `all_steps`,
+    or none (`only_prm`)."""
     alpha: float = Field(default=0.1, ge=0.0)
     """Weight of the labels' values next to the outcome; not used with `only_prm`."""
     alpha_decay: Literal["none", "cosine"] = "none"
@@ -62,17 +62,18 @@ class AttributionCredit(CreditRule):
     total_steps: int | None = Field(default=None, ge=1)
     """Steps until `alpha` is smallest; None means those of the phase."""
     fix_base: float = Field(default=0.2, gt=0.0)
-    """Size of a turn's value in `decouple`."""
+    """Absolute value of a turn's value in `decouple`."""
     consistent: float = Field(default=1.0, ge=0.0)
     """Weight in `allocation` of turns whose labels agree with the outcome: good ones of a success, bad ones of a
     failure."""
     inconsistent: float = Field(default=0.2, ge=0.0)
     """Weight in `allocation` of the other turns."""
     weighting: Weighting = "trajectories"
-    """What counts alike when values are normalised within the group: `trajectories`, or all their `steps`. `none` does
-    not normalise."""
+    """Units with equal weights when values are normalised within the group: `trajectories`, or all their `steps`.
+    `none` does not normalise."""
     by_length: bool = False
-    """Whether what is added to the K turns of a trajectory is divided by the root of K; `decouple` only."""
+    """Whether the terms whose sums are advantages are divided by the square root of K, for a trajectory of K turns;
+    `decouple` only."""
     prm_steps: int | None = Field(default=100, ge=1)
     """Step from which on nothing is labelled and the advantages are those of `outcome`; None labels in all steps."""
     skip: Literal["none", "no_advantage", "failures"] = "none"

@@ -1,4 +1,4 @@
-"""Define what a credit rule is, and check what it returns. Documented in docs/behaviour/rewards.md."""
+"""Define the base class of credit rules, and check their results. Documented in docs/behaviour/rewards.md."""
 
 from __future__ import annotations
 

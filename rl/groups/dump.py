@@ -70,7 +70,7 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Rewarded
 
 
 def _notes(made: GroupTrajectory) -> Iterator[str]:
-    """Yield codes of how a rollout was lost, and of whether its training prompt has its hint."""
+    """Yield codes for the cause of a lost rollout, and for whether its hint was cut from the training prompt."""
     if made.lost_to:
         yield f"lost:{made.lost_to}"
     if made.hint:

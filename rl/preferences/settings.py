@@ -65,7 +65,7 @@ class PreferencesSettings(MixedSettings):
     options: PreferencesOptions = PreferencesOptions()
     """Rules for pairs."""
     tokenizer: Operational[Path | None] = None
-    """Tokenizer of the rollouts; none for that of the policy's checkpoint, and for pairs of turns."""
+    """Tokenizer of the rollouts; none means that of the policy's checkpoint. Pairs of turns need none."""
     tokenizer_digest: str = ""
     """Required digest of the tokenizer."""
     seed: int = 0

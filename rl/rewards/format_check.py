@@ -31,7 +31,7 @@ _THINK = "think"
 
 
 def format_reasons(segments: Sequence[Segment], dialect: TagDialect, mode: FormatMode = "strict") -> tuple[str, ...]:
-    """Return the codes of the rules that a turn breaks; empty if its format is good."""
+    """Return the codes of the format rules that a trajectory breaks; empty if its format is good."""
     return tuple(format_faults(segments, dialect) if mode == "strict" else loose_faults(segments, dialect))
 
 

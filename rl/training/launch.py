@@ -201,7 +201,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             self.listener.live(status)
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        """Pass on an event of this attempt; after a new state, delete those no longer needed."""
+        """Pass an event of this attempt to the listener; after a new state, delete states that are no longer needed."""
         super()._on_event(event)
         kind = event["event"]
         if kind == "validation":

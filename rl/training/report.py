@@ -56,7 +56,7 @@ def engine_of(plan: RlPlan, done: Reinforcement) -> str:
 
 
 def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too_long: int) -> dict[str, Any]:
-    """Return the manifest of a phase as flat facts: the plan, its inputs, the steps done and the final figures."""
+    """Return the metrics of a phase: its plan, its inputs, the number of steps and the final figures."""
     options, last = plan.options, done.steps[-1]
     facts = {
         "phase": plan.phase,
