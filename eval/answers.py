@@ -49,8 +49,8 @@ _QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format
 class Gold(NamedTuple):
     """Gold answer of one question.
 
-    `asked` is the user message that the agent got; empty unless it was requested. The text and the payload of `task`
-    are empty unless it was requested.
+    `asked` is the user message that the agent got; empty unless it was read `with_text`. Text and payload of `task` are
+    empty unless it was read `with_tasks`; see `GoldAnswers`.
     """
 
     task: Task
@@ -117,13 +117,13 @@ class Answer:
 
     @property
     def is_answered(self) -> bool:
-        """True if the rollout ended with an answer, or has a candidate for it; else it is always scored as wrong."""
+        """True if the rollout ended with an answer or has a candidate for one; if False, it is always wrong."""
         # The outcome is parsed only if it can matter.
         return self.status == ANSWERED or has_given(self.status, self.outcome)
 
     @property
     def has_ended(self) -> bool:
-        """True if the rollout ended with an answer, or because its environment ended it."""
+        """True if the rollout ended with an answer, or if its environment ended it."""
         return self.row["status"] in ENDED
 
 
@@ -135,7 +135,7 @@ class GoldAnswers:
     """
 
     def __init__(self, tables: tuple[Rows, ...], *, with_text: bool = False, with_tasks: bool = False) -> None:
-        """Prepare to read `tables`; also keep the user message or the whole task of each question if asked to."""
+        """Prepare to read `tables`; keep also the user messages (`with_text`) or whole tasks (`with_tasks`)."""
         columns = [*_QUESTION, "answers", *(["payload"] if with_tasks else [])]
         self._rows = (row for table in tables for row in table.rows(columns))
         self._with_text = with_text

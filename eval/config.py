@@ -126,7 +126,7 @@ class ScoresSettings(Section):
     best_of: RoleSettings | None = None
     """Model of `options.best_of`."""
     best_of_digest: str = ""
-    """Digest of its prompts and views."""
+    """Digest of the prompts and views of the choices."""
     seed: int = 0
     """The run's seed if any of these models is configured, else 0. The seed of each judgement derives from it."""
 

@@ -29,13 +29,13 @@ class DatasetFigures:
     """Area: "math", "knowledge" (qa and choice), or "mixed" if a data set without a configured area has rows of both.
     """
     environments: tuple[str, ...]
-    """Names of the environments of its tasks; a report refuses more than one."""
+    """Names of the environments of the data set's tasks; a report refuses more than one."""
     num_rollouts: int
     num_questions: int
     sums: dict[str, FigureSums]
     """Name of a figure that the data set has -> its sums."""
     quantiles: dict[str, float]
-    """Quantiles of the tokens of responses, by name."""
+    """Quantiles of the number of tokens of a response, by name."""
     counts: dict[str, int]
     """Rollout counts. `num_failed`: ended by an infrastructure failure that the user accepted; they count as wrong.
     `num_valid`: ended with a non-empty answer. Also one count per `status:`, `scorer:` (who decided), `judge_status:`,
@@ -64,7 +64,7 @@ def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
         elif term[1] or figure.per_pass:
             is_binary = is_binary and term[1] == 1 and term[0] in (0, 1)
             terms.setdefault(rollout.question_key, []).append(term)
-    # Otherwise conciseness would consist of the rollouts without calls only, which are concise by definition.
+    # Without this, conciseness would be computed only from rollouts without calls, which are concise by definition.
     if figure.requires_figure and num_undecided and figure_sums(given, figure.requires_figure).value is None:
         return FigureSums({}, False, len(given))
     by_question = {key: _sum(terms[key]) for key in sorted(terms)}
@@ -76,7 +76,7 @@ def _sum(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def sums_of(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
-    """Return the sums of a figure by name, those over attempts such as pass@k included."""
+    """Return the sums of a figure by name, of single rollouts or over attempts such as pass@k."""
     return attempt_sums(rollouts, name) if is_over_attempts(name) else figure_sums(rollouts, name)
 
 

@@ -34,7 +34,7 @@ def _settings(plan: Plan, address: Address) -> ScoresSettings:
     options, sampled = plan.options(address, ScoresOptions), plan.sampled(address)
     model, tokenizer_digest = checked_model(sampled.name, sampled.model)
     if phase_of(address.qualifier) is not None:
-        # No model judges: questions are selected by the same rules that rewards use.
+        # In a phase no model judges, so that questions are selected by the same rules that rewards use.
         none = {"judges": Correctness(), "redundancy": RedundancyOptions(), "best_of": BestOfOptions()}
         options = options.model_copy(update=none)
     else:

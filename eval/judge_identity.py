@@ -1,4 +1,4 @@
-"""Digest judges by all that their verdicts depend on, and refuse two names for the same judge."""
+"""Digest everything that a judge's verdicts depend on, and refuse two names for the same judge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEST_OF = "best_of"
 def check_judges(judges: Mapping[str, RoleSettings], judge: Judge) -> None:
     """Raise ConfigError if two names refer to the same judge: it would be asked once and counted twice.
 
-    Also if the judge's type is called like votes on calls or choices, whose judgements have other columns.
+    Also raised if the judge's kind is `redundancy` or `best_of`, which name votes on calls and choices.
     """
     if judge.kind in (REDUNDANCY, BEST_OF):
         taken = "votes on calls" if judge.kind == REDUNDANCY else "choices among attempts"

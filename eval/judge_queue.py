@@ -31,7 +31,7 @@ from treadle.eval.lengths import last_turn
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One request to one judge. `key` is its owner in the journal."""
+    """One request to one judge; the journal stores its replies and result under `key`."""
 
     key: str
     kind: str
@@ -51,7 +51,10 @@ class JudgeQueue:
     """Judgements to request for each rollout."""
 
     def __init__(self, settings: ScoresSettings, trained: Sequence[str] = ()) -> None:
-        """Check the judges. `trained`: digests of this run's checkpoints that judge. Raise as `check_judges` does."""
+        """Check the settings of the judges; raise as `check_judges` does.
+
+        `trained`: digests of the checkpoints of this run that serve as judges.
+        """
         check_judges(settings.judges, settings.options.judges)
         self._settings = settings
         self.judge: Judge = settings.options.judges
@@ -79,10 +82,10 @@ class JudgeQueue:
         )
 
     def judgements(self, answer: Answer, rule: Score | None) -> list[Judgement]:
-        """Return the judgements to request for an answer or its trajectory; empty if the rule settles it.
+        """Return the judgements to request for an answer or its trajectory; empty if the rule score is final.
 
-        `rule` is its rule score, required if `needs_rule_score` returns True. A prediction longer than
-        `MAX_PREDICTION_CHARS` stays wrong and is not compared with gold answers by a judge.
+        `rule` is the rule score of the answer, required if `needs_rule_score` returns True. A prediction longer than
+        `MAX_PREDICTION_CHARS` stays wrong, and no judge compares it with gold answers.
         """
         if self.judge.NEEDS_ANSWERS:
             if not self.needs_rule_score(answer) or rule is None or rule.correct or rule.scorer == "choice":
@@ -110,14 +113,17 @@ class JudgeQueue:
         return bool(self._judges) and (not domains or bool(self._kinds(answer) & {*domains}))
 
     def _kinds(self, answer: Answer) -> set[str]:
-        """Return the names by which `domains` may mean the answers to a question: of its scorer, and of its kind."""
+        """Return the names under which the judge's `domains` may list a question: its scorer, and the scorer's kind."""
         rule = answer.gold.rule
         if self._is_of_environment(answer):
             return {rule}
         return {rule, scorer_named(rule, self._settings.scorers).JUDGED_AS}
 
     def _has_subject(self, answer: Answer) -> bool:
-        """Return whether there is something to judge: of an environment that scores, unfinished episodes as well."""
+        """Return whether there is an answer or a trajectory to judge.
+
+        If an environment scores the task, a trajectory is judged even if its episode is unfinished.
+        """
         of_environment = self._is_of_environment(answer)
         if self.judge.subject == "trajectory":
             return answer.row["status"] != FAILED if of_environment else answer.is_answered
@@ -125,9 +131,10 @@ class JudgeQueue:
         return has_ended and bool(self.prediction(answer).strip())
 
     def has_votes(self, answer: Answer) -> bool:
-        """Return whether redundant calls of a rollout count: the voter compares with gold answers, which it must have.
+        """Return whether there are votes on redundant calls of a rollout.
 
-        Never if infrastructure ended the rollout, or without a voter.
+        There are none without a voting model, if infrastructure ended the rollout, or if an environment scores its
+        task: the voter needs gold answers.
         """
         is_lost = answer.row["status"] == FAILED
         return self._settings.redundancy is not None and not is_lost and not self._is_of_environment(answer)
@@ -179,7 +186,7 @@ class JudgeQueue:
 
 
 def check_domains(judge: Judge, rules: Collection[str]) -> None:
-    """Raise StageFailed if a judge is asked about a rule that does not exist and that no question of the run has."""
+    """Raise StageFailed if the judge's `domains` name a rule that is neither shipped nor used by a question."""
     if unknown := sorted(set(judge.domains) - {*rules, *SCORERS.known()}):
         raise StageFailed(
             f"scores.judges.domains names {unknown[0]!r}, but the rules of the questions are {', '.join(sorted(rules))}"

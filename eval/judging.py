@@ -1,7 +1,7 @@
-"""Ask judge models, as part of the stage `scores`: about answers and trajectories, for votes, and for choices.
+"""Request judgements for the stage `scores`: on answers and trajectories, votes on calls, and choices among attempts.
 
-Each judgement owns its records in the journal, under a digest of everything it depends on. Every reply is cached there,
-and the finished row is one record. The journal outlives results and settings, so no request is paid for twice.
+The journal stores each judgement under a digest of everything it depends on: every reply, and the finished row. It is
+kept when results are deleted or settings change, so no request is paid for twice.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Judging(JobStage[Judgement]):
             )
 
     def picks(self) -> dict[str, str]:
-        """Return rollout key -> value of the column `best_of`, of all attempts that are compared."""
+        """Return rollout key -> value of the column `best_of`, for all attempts that are compared."""
         found: dict[str, str] = {}
         if self.choices.role is None:
             return found
@@ -115,7 +115,7 @@ class Judging(JobStage[Judgement]):
         self._context.progress.advance(1, **self._counts)
 
     def _count_earlier(self) -> None:
-        """Charge the budget with what earlier attempts spent."""
+        """Count the tokens of earlier attempts against the budget."""
         for judgement in self._jobs():
             if self._journal.is_finished(judgement.key):
                 row = self._stored(judgement.key)

@@ -1,7 +1,7 @@
 """Detect differences in how the scores of two models were made, so that reports can note them.
 
-There are two sources: the judgements of the rollouts themselves, and the settings of the stage `scores`. Documented in
-docs/behaviour/metrics.md.
+Differences are found in the judgements of the rollouts themselves, and in the settings of the stage `scores`.
+Documented in docs/behaviour/metrics.md.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Scoring:
     version: int
     """Version of the stage."""
     verdicts: Mapping[str, str]
-    """Setting -> its value. A digest is not shown; its setting's name starts with one of `_HIDDEN_VALUES`."""
+    """Setting -> its value. Digests are not shown: the names of such settings start with one of `_HIDDEN_VALUES`."""
     votes: Mapping[str, str]
 
     @classmethod
@@ -91,7 +91,7 @@ class Scoring:
         return cls(version, _verdicts(given), _votes(given))
 
     def differences_from(self, other: Scoring, figure: str) -> list[str]:
-        """Return the differences from `other` that affect a figure, this one's value first."""
+        """Return the differences from `other` that affect a figure, each with the value of `self` first."""
         said = [("version of the stage scores", str(self.version), str(other.version))]
         if figure not in _WITHOUT_VERDICT:
             ours, theirs = (self.votes, other.votes) if needs(figure, "votes") else (self.verdicts, other.verdicts)

@@ -40,15 +40,15 @@ def agent_text(segments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def last_turn(segments: Sequence[Mapping[str, Any]]) -> str:
-    """Return the beginning of the last turn, which is used as the prediction if an environment scores."""
+    """Return the beginning of the last turn, which serves as the prediction if an environment scores the task."""
     turns = [segment["text"] for segment in segments if segment["kind"] not in SYSTEM_KINDS]
     return turns[-1].strip()[:_MAX_TURN_CHARS] if turns else ""
 
 
 def count_agent_ids(samples: pa.ListArray) -> list[int]:
-    """Return per rollout of a batch the number of ids that the system did not write (origin 1 or 2); 0 without ids.
+    """Return for each rollout of a batch the number of ids that the agent wrote (origin 1 or 2); 0 without ids.
 
-    `samples` is the column of that name.
+    `samples` is the column `samples` of `rollouts`.
     """
     import numpy as np
 
@@ -62,10 +62,10 @@ def count_agent_ids(samples: pa.ListArray) -> list[int]:
 
 
 def reasoning_tokens(row: Mapping[str, Any], text: str, encoder: ChatTokenizer | None) -> int | None:
-    """Return L of a rollout in tokens of the evaluated model: its own ids, else those of `text` (see `agent_text`).
+    """Return L, the number of tokens that the agent wrote, by the evaluated model's tokenizer.
 
-    `row` has `num_agent_ids` (see `count_agent_ids`). Return None for a text-mode rollout if the model has no
-    tokenizer.
+    Token ids are counted if the rollout has any (`num_agent_ids` of `row`, see `count_agent_ids`), otherwise the tokens
+    of `text` (see `agent_text`). Return None for a text-mode rollout if the model has no tokenizer.
     """
     if row["num_agent_ids"] or row["tokenizer_digest"]:
         return int(row["num_agent_ids"])

@@ -41,10 +41,10 @@ class Figure:
     bounds: tuple[float, float] | None = None
     """Bounds of the value; a figure with bounds is a share. None for numbers without an upper bound."""
     requires_figure: str = ""
-    """Another figure that must have a value: if rollouts are undecided and that figure has none, this one has none
+    """Name of another figure: if that figure has no value and some rollouts are undecided, this figure has none
     either."""
     needs: tuple[Literal["calls", "votes"], ...] = ()
-    """What a model's rollouts need at least one of, each, for this figure to be meaningful."""
+    """Requirements of the figure: it is meaningful only if a model's rollouts have at least one of each."""
     of: Literal["answers", "rewards"] | None = None
     """Data sets that have the figure: those scored by gold answers, or by their environment; None for all."""
     of_calls: bool = False
@@ -109,17 +109,17 @@ def _reasoning_length(rollout: ScoredRollout) -> float | None:
 
 
 def _ended(rollout: ScoredRollout) -> float:
-    """Return 1 for an answer that is not empty; of rewards, which need no answer, for an end with the task."""
+    """Return 1 for a non-empty answer, else 0; for a rollout with a reward, 1 if it ended with its task."""
     return float(rollout.status in ENDED if rollout.is_reward else rollout.is_valid_answer)
 
 
 def _reward(rollout: ScoredRollout) -> float | None:
-    """Return the reward; None for a rollout that infrastructure lost: among negative rewards, 0 would be a good one."""
+    """Return the reward, None without one. A lost rollout has none: 0 could be better than the rewards of others."""
     return rollout.score if rollout.is_reward else None
 
 
 def _conciseness(rollout: ScoredRollout) -> tuple[float, float] | None:
-    """Return the conciseness term; None without votes. A rollout without calls is concise whatever the votes are."""
+    """Return the conciseness term; None without votes or without a majority. A rollout without calls is concise."""
     if rollout.votes is None:
         return None
     redundant = rollout.calls_requested > 0 and is_redundant(rollout.votes)
@@ -324,14 +324,17 @@ _OF_ONE = {
     JUDGED: _judged,
 }
 _AFTER = {"calls_requested": CALLS_OF, "call_success": SUCCESS_OF}
-"""Figure of all calls -> prefix of the figures of single tools, which follow it."""
+"""Figure over all calls -> prefix of the figures of single tools, which are shown after it."""
 
 MAIN_FIGURES = ("score", "reward")
-"""Figures that rate the rollouts of a data set: it has one of them."""
+"""Figures that rate the rollouts of a data set; each data set has exactly one of them."""
 
 
 def figure_of(name: str) -> Figure | None:
-    """Return a figure by name: one of `FIGURES`, of a part, tool or judge; None for anything else, such as pass@k."""
+    """Return a figure of single rollouts by name; None for any other name, such as pass@k.
+
+    These are `FIGURES`, and figures of a part, a tool or a judge.
+    """
     of_one = next((make for prefix, make in _OF_ONE.items() if name.startswith(prefix)), None)
     return (FIGURES.get(name) or PARTS.get(name)) if of_one is None else of_one(name.partition(":")[2])
 
@@ -339,7 +342,7 @@ def figure_of(name: str) -> Figure | None:
 def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> list[str]:
     """Return the names of the figures that a data set has, given the rollouts of a model on it.
 
-    Each of `tools` has figures of its own, also if the model did not call it, and each number of the judges.
+    Each of `tools` has its own figures, even if the model did not call it, and so has each number of the judges.
     """
     given = list(rollouts)
     is_of_rewards = any(rollout.is_reward for rollout in given)
@@ -359,7 +362,7 @@ def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> 
 
 
 def _part_figures(rollouts: Iterable[ScoredRollout]) -> list[str]:
-    """Return the figures of the parts that any rollout has: those of shipped scorers and planning agents first."""
+    """Return the figures of all parts of the rollouts' scores: those of shipped scorers and planning agents first."""
     given = {tuple(name for name, _ in rollout.parts) for rollout in rollouts}
     names = {name for one in given for name in one}
     planning = {name for one in given if planning_parts.is_planning(one) for name in one}
@@ -416,7 +419,7 @@ def is_money(name: str) -> bool:
 
 
 def needs(name: str, what: Literal["calls", "votes"]) -> bool:
-    """Return whether a figure means something only with at least one of `what`: tool calls, or votes on redundancy."""
+    """Return whether a figure is meaningful only with at least one of `what`: tool calls, or votes on redundancy."""
     return name in FIGURES and what in FIGURES[name].needs
 
 

@@ -1,6 +1,6 @@
 """Store the rule scores that decide whether a judge is asked; the journal keeps them for later attempts.
 
-They can depend on resource limits, and a retry must make the same judgements as the first attempt.
+Rule scores can depend on resource limits, and a retry must request the same judgements as the first attempt.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.judge_queue import JudgeQueue
 
 RULES = "rules"
-"""Journal owner of the stored rule scores."""
+"""Key under which the journal stores the rule scores."""
 
 _SCORER_FAILED = no_verdict("the scorer failed", "math_symbolic")
 
 
 class RuleScores:
-    """Rule scores of the rollouts of a stage instance, as far as they decide whether a judge is asked."""
+    """Rule scores of those rollouts of a stage instance for which they decide whether a judge is asked."""
 
     def __init__(self, context: StageContext, judge_queue: JudgeQueue) -> None:
         self._settings: ScoresSettings = context.settings

@@ -41,11 +41,11 @@ class ScoreCounts:
     usage: dict[str, Counter[str]] = field(default_factory=dict)
     joint: list[list[bool]] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)
-    """Judge -> number of answers that it replied about."""
+    """Judge -> number of answers that it was asked about."""
     num_unreadable: Counter[str] = field(default_factory=Counter)
     """Judge -> number of answers for which no reply could be parsed."""
     votes: Counter[str] = field(default_factory=Counter)
-    """Vote column -> number of votes."""
+    """Column of votes (`votes_yes`, `votes_no`, `votes_abstained`) -> number of votes."""
 
     def count(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Count rows of `scores`."""
@@ -72,7 +72,7 @@ class ScoreCounts:
                 self.joint.append(joint)
 
     def count_judgement(self, row: Mapping[str, Any]) -> None:
-        """Count a row of `judgements` and its token usage, also if an earlier attempt paid for it."""
+        """Count a row of `judgements` and its token usage, even if an earlier attempt paid for it."""
         self.counts["num_judgements"] += 1
         used = {"calls": len(row["replies"])}
         used |= {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
@@ -90,7 +90,7 @@ class ScoreCounts:
             )
 
     def check_judges(self) -> None:
-        """Raise StageFailed if most replies of one of several judges, of the voter, or the choices cannot be parsed.
+        """Raise StageFailed if more than half of one judge's replies, of the votes, or of the choices cannot be parsed.
 
         A single judge is covered by `check` and `on_failed` instead.
         """

@@ -1,4 +1,4 @@
-"""Represent one scored rollout with the columns that evaluation figures need, and decide by its votes."""
+"""Represent one scored rollout with the columns that evaluation figures need, and evaluate its votes."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class ScoredRollout:
     domain: str
     """Domain of the question: "math", "qa" or "choice"."""
     environment: str = DEFAULT_ENVIRONMENT
-    """Name of its environment."""
+    """Name of the environment of the rollout's task."""
     status: str
     is_valid_answer: bool
     scorer: str
-    """What decided P: a rule, the judge, the environment, or the status if the rollout did not end with an answer."""
+    """What decided the score P: a rule, the judge, the environment, or the status if the rollout gave no answer."""
     judge_status: str | None = None
     """Whether the judge's verdict was used; None if no judge was asked."""
     score: float | None
@@ -79,13 +79,13 @@ class ScoredRollout:
     failed_calls: int
     """Wrong: number of calls with status error, timeout, invalid or empty. Refused calls are not counted."""
     tools: tuple[ToolCalls, ...] = ()
-    """These calls by tool, without tools that were not called."""
+    """Numbers of calls by tool, without tools that were not called."""
     has_rare_tools: bool = False
-    """Whether too few rollouts use these tools together for a count of their own."""
+    """Whether this set of tools is used by too few rollouts to be counted separately."""
     num_turns: int = 0
     """Number of generation calls."""
     truncated: bool = False
-    """Whether it ended before its task did."""
+    """Whether the rollout ended before its task did."""
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int | None
@@ -101,7 +101,7 @@ class ScoredRollout:
     votes: Votes | None = None
     """Votes on redundant calls; None if no judge was asked."""
     best_of: str | None = None
-    """Whether a judge picked it among the attempts at its question; None if no judge was to choose."""
+    """Whether this attempt was picked among those at its question; None if attempts were not compared."""
     judge_verdicts: tuple[tuple[str, bool | None], ...] = ()
     """Judges asked about the answer, by name, with their verdicts; None if the reply cannot be parsed."""
     judge_parts: Mapping[str, float] = field(default_factory=dict)
@@ -146,14 +146,14 @@ class ScoredRollout:
 
     @property
     def has_known_tokens(self) -> bool:
-        """True if the tokens were counted. They are not for an imported rollout, which has text but no token counts."""
+        """True if the tokens were counted; False for an imported rollout, which has text but no token counts."""
         return self.prompt_tokens > 0 or not self.output_chars
 
     @property
     def response_tokens(self) -> int | None:
-        """Tokens that the model wrote: L, or without a tokenizer the sampled ones; None if neither is known.
+        """Number of tokens that the model wrote: L, or without a tokenizer the number of sampled tokens.
 
-        They are unknown for a rollout that infrastructure ended.
+        None if neither is known, as for a rollout that infrastructure ended.
         """
         if self.status == FAILED:
             return None
@@ -176,13 +176,13 @@ class ScoredRollout:
 
 @lru_cache(4096)
 def _shared(tools: tuple[ToolCalls, ...]) -> tuple[ToolCalls, ...]:
-    """Return the same object for equal counts, which most rollouts share."""
+    """Return the same object for equal counts, to save memory: many rollouts have equal ones."""
     return tools
 
 
 @lru_cache(4096)
 def _shared_parts(parts: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
-    """Return the same object for equal parts, with names that all rollouts share."""
+    """Return the same object for equal parts, to save memory, with interned names."""
     return tuple((sys.intern(name), value) for name, value in parts)
 
 
@@ -192,7 +192,7 @@ def _judge_verdicts(said: Mapping[str, Any]) -> tuple[tuple[str, bool | None], .
 
 
 def _answer(prediction: str, domain: str) -> int:
-    """Return a digest of an answer, in which spelling that its domain ignores does not count."""
+    """Return a digest of an answer; differences of spelling that the answer's domain ignores do not change it."""
     text = normalize_math(prediction) if domain == "math" else normalize_text(prediction)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 

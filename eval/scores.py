@@ -41,7 +41,7 @@ class JudgeResults:
     judge_verdicts: Mapping[str, JudgeVerdict] = field(default_factory=dict)
     votes: tuple[int, int, int] | None = None
     best_of: str | None = None
-    """Whether a judge picked it among the attempts at its question; None if no judge was to choose."""
+    """Whether this attempt was picked among those at its question; None if attempts were not compared."""
 
 
 def run_scores(context: StageContext) -> Mapping[str, Any]:
@@ -85,7 +85,7 @@ class _ScoresRun:
     def _rule_scores(
         self, batch: Sequence[Answer], scorers: OpenScorers, run: Callable[..., Iterable[Score]]
     ) -> list[Score]:
-        """Return the scores of a batch without judges; those that decided whether a judge was asked are stored."""
+        """Return the scores of a batch without judges; use stored ones, which decided whether a judge was asked."""
         known = {answer.key: score for answer in batch if (score := self._judging.rule_scores.stored(answer))}
         unknown = [answer for answer in batch if answer.key not in known]
         known |= {answer.key: score for answer, score in zip(unknown, scorers.scores(unknown, run), strict=True)}
@@ -105,7 +105,7 @@ class _ScoresRun:
         self._context.progress.advance(len(rows), **self._score_counts.progress())
 
     def _write_choices(self, batch: Sequence[Answer]) -> None:
-        """Write the choices among attempts of which a batch has the last one."""
+        """Write the judgements of choices among attempts whose last attempt is in this batch."""
         groups = [group for answer in batch if (group := self._collector.add(answer)) is not None]
         asked = [group.judgement for group in groups if group.judgement is not None]
         self._context.write(JUDGEMENTS.kind, self._new_rows(asked))
@@ -185,6 +185,6 @@ def scored_row(
 
 
 def _parts_of_episode(answer: Answer, scorer: Scorer) -> Mapping[str, float]:
-    """Return figures that the environment gave for an episode whose score is not its own."""
+    """Return the numbers that the environment reported for an episode, if answers are scored and not the episode."""
     outcome = answer.outcome
     return outcome.parts if outcome is not None and scorer.READS == "answer" else {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 Z_95 = 1.959963984540054
 
 MAX_BOOTSTRAP_QUESTIONS = 5_000
-"""Above this number of questions, the normal interval replaces the bootstrap: the mean is close to normal."""
+"""Above this number of questions, a normal interval replaces the bootstrap, because the mean is nearly normal."""
 
 
 _MAX_DRAWN = 1_000_000
@@ -148,9 +148,8 @@ def _interval_without_spread(ratio: float, num_questions: int, bounds: tuple[flo
 def paired_share_interval(gained: int, lost: int, num_questions: int) -> Interval:
     """Return the difference of two shares of right answers to the same questions, second minus first.
 
-    Tango's score interval (1998): all differences that McNemar's statistic does not separate from the observed one by
-    more than 1.96. If no answer changed, it is the Wilson interval of a share of 0, on both sides. Needs at least one
-    question.
+    Tango's score interval (1998): it contains all differences whose score statistic, which generalises McNemar's, is at
+    most 1.96. If no answer changed, each side is the Wilson interval of a share of 0. Needs at least one question.
     """
     difference = (gained - lost) / num_questions
 
@@ -245,8 +244,8 @@ def per_pass_interval(questions: Sequence[tuple[float, float]], *, num_samples: 
     """Return an amount per right answer, from (amount, number of right answers) per question; at least one question.
 
     The interval is a percentile bootstrap over questions; its upper end is infinite if resamples without a right answer
-    are frequent. Without any right answer, the amount is infinite (`infinite`); of one question, the interval is
-    (`unknown`).
+    are frequent. Without any right answer, the amount is infinite (method `infinite`). With a single question, the
+    interval is infinite (method `unknown`).
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Read judgements back from the journal, as rows and verdicts; earlier results fill the journal."""
+"""Read judgements back from the journal, as rows and verdicts, and copy those of earlier results into it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class StoredJudgements:
         self._num_votes = settings.options.redundancy.votes
 
     def row(self, judgement: Judgement) -> dict[str, Any] | None:
-        """Return the row of a judgement, or None if it could not be made.
+        """Return the row of a judgement, or None without a stored reply.
 
-        Votes already paid for count even if the remaining votes on the trajectory are missing.
+        Votes that are stored count even if other votes on the trajectory are missing.
         """
         if self._journal.is_finished(judgement.key):
             said = orjson.loads(self._journal.finished(judgement.key))
@@ -45,7 +45,7 @@ class StoredJudgements:
             if vote is None:
                 return None
             said = vote_fields(vote)
-        if said["grade"] is not None:  # Which grades are right may have changed since.
+        if said["grade"] is not None:  # The grade from which an answer counts as right may have changed since.
             said = {**said, "correct": self._judge_queue.judge.is_correct(said["grade"])}
         # The judge and the rollout may have had other names when the judgement was made.
         return {**_head(judgement), "picked": None, **said}
@@ -60,7 +60,7 @@ class StoredJudgements:
         return JudgeVerdict(row["correct"], status, tuple(row["replies"]), row["grade"], parts)
 
     def copy_finished(self, judgements: Iterable[Judgement]) -> None:
-        """Copy finished judgements from the current result, so that a missing journal does not cause paying twice."""
+        """Copy finished judgements from the current result into the journal, to avoid paying for them again."""
         earlier = self._context.earlier(JUDGEMENTS.kind)
         wanted = {judgement.key for judgement in judgements} if earlier is not None else set()
         if earlier is None or not wanted:
@@ -97,7 +97,7 @@ def choice_fields(choice: Choice) -> dict[str, Any]:
 
 
 def _said(reply: Verdict | Vote | Choice, is_parsed: bool, **facts: Any) -> dict[str, Any]:
-    """Return the columns of a judgement that depend on the reply; those of the other kind of judgement are null."""
+    """Return the columns of a judgement that depend on the reply; columns of other kinds of judgements are null."""
     return {
         "prediction": "",
         "correct": None,
@@ -114,7 +114,7 @@ def _said(reply: Verdict | Vote | Choice, is_parsed: bool, **facts: Any) -> dict
 
 
 def _is_final(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of `judgements` is complete: some votes on a trajectory may be missing."""
+    """Return whether a row of `judgements` is complete; it is not if some votes on a trajectory are missing."""
     if row["kind"] != REDUNDANCY:
         return bool(row["replies"])
     return bool(len(row["replies"]) == row["votes_yes"] + row["votes_no"] + row["votes_abstained"])

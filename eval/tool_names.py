@@ -1,4 +1,4 @@
-"""Choose the tools that have figures of their own: names are data, and a model may call any number of them."""
+"""Choose the tools that have separate figures: tool names come from the data, so there may be any number of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treadle.environments.rollouts.tool_counts import OTHERS, ToolTotals
 from treadle.eval.scored_rollout import ScoredRollout, ToolCalls
 
 MAX_TOOL_SETS = 16
-"""Maximum number of sets of tools that rollouts are counted by; the others share one count."""
+"""Maximum number of sets of tools whose rollouts are counted separately; all other sets share one count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,13 @@ class CommonTools:
     """The tools that rollouts call most often, and the sets of them that rollouts use most often."""
 
     names: tuple[str, ...]
-    """The most called ones, most calls that ran first; then `OTHERS` if there are more."""
+    """Names of the tools with most calls that ran, in descending order; then `OTHERS` if there are more tools."""
     sets: frozenset[str]
     """At most `MAX_TOOL_SETS` values of `ScoredRollout.tools_used`."""
 
     @classmethod
     def of(cls, rollouts: Iterable[ScoredRollout]) -> CommonTools:
-        """Choose by frequency."""
+        """Return the most frequent tools and sets of tools of these rollouts."""
         given, totals = list(rollouts), ToolTotals()
         for rollout in given:
             totals.add([calls._asdict() for calls in rollout.tools])

@@ -55,8 +55,9 @@ def decide(
 ) -> tuple[Score, Status]:
     """Return the verdict and its status for an answer that judges were asked about.
 
-    The majority of parsed verdicts decides; of grades the mean, which is right if `is_correct` accepts it. In a tie, or
-    if no judge could be asked, the rule decides. If no reply could be parsed, `on_failed` decides.
+    The majority of parsed verdicts decides. If judges give grades, the score is their mean, and `is_correct` returns
+    whether it counts as right. In a tie, or if no judge could be asked, the rule decides. If no reply could be parsed,
+    `on_failed` decides.
     """
     grades = [judge_verdict.grade for judge_verdict in judge_verdicts if judge_verdict.grade is not None]
     if grades:
@@ -133,6 +134,6 @@ def _chance_of_many(verdicts: Sequence[Sequence[bool]]) -> float:
 
 
 def joint_verdicts(judge_verdicts: Mapping[str, Mapping[str, Any]], judges: Sequence[str]) -> list[bool] | None:
-    """Return the verdicts of all judges on an answer, from the column `judges`; None if any of them has none."""
+    """Return the verdicts of all judges on an answer, from the column `judges`; None if any judge has no verdict."""
     verdicts = [judge_verdicts.get(judge, {}).get("verdict") for judge in judges]
     return [bool(verdict) for verdict in verdicts] if verdicts and None not in verdicts else None

@@ -9,7 +9,7 @@ from treadle.core.untrusted.sanitize import one_line
 from treadle.report.radar import COLOURS, MARKS, MAX_DRAWN
 
 _SIDE, _MARGIN = 400.0, 14.0
-"""Of the square with the points, in points."""
+"""Side and margin of the square in which trajectories are drawn, in typographic points."""
 _MARK, _FONT, _ROW = 3.0, 9.0, 14.0
 _NAME_CHARS = 60
 
@@ -57,7 +57,7 @@ def _marker(at: tuple[float, float], series: int) -> str:
 def _legend(named: Mapping[str, int]) -> Iterator[str]:
     for row, (model, series) in enumerate(named.items()):
         y = _SIDE + _ROW * (row + 0.8)
-        # XML forbids two characters that terminals do not mind.
+        # Terminals can show these two characters, but XML forbids them.
         name = escape(one_line(model)[:_NAME_CHARS].translate({0xFFFE: "?", 0xFFFF: "?"}))
         yield _marker((_MARGIN, y - _MARK), series)
         yield f'<text x="{_MARGIN + 10:g}" y="{y:.2f}" fill="#000000" text-anchor="start">{name}</text>'

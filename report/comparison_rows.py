@@ -31,13 +31,16 @@ COMPARED_FIGURES = (
 """Figures to compare. A figure is left out if its per-question values equal those of an earlier one, such as
 accuracy on math."""
 _MAX_PAIRED = 3
-"""All pairs have rows up to this number of models."""
+"""Maximum number of models of which all pairs are compared."""
 
 Row = dict[str, Any]
 
 
 def model_pairs(models: Sequence[str]) -> list[tuple[str, str]]:
-    """Return all pairs of models in order. Of more than three: the first with each other one, and neighbours."""
+    """Return the pairs of models to compare, in order.
+
+    Up to three models, these are all pairs; of more, the first model with each other one, and neighbours.
+    """
     if len(models) <= _MAX_PAIRED:
         return list(combinations(models, 2))
     with_first = [(models[0], other) for other in models[1:]]
@@ -123,7 +126,7 @@ def _compared(parts: Sequence[Pairs], settings: ReportSettings) -> Comparison:
 
 
 def _columns(comparison: Comparison) -> Row:
-    """Return the columns of a comparison. Only P and the reward list the questions gained and lost."""
+    """Return the columns of a comparison. Only those of the score and the reward list questions gained and lost."""
     interval = comparison.difference
     low, high = interval.ends
     of_score = comparison.figure in MAIN_FIGURES

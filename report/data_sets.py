@@ -18,9 +18,9 @@ from treadle.stages.plan import Plan
 def report_settings(plan: Plan, address: Address) -> ReportSettings:
     """Return the settings with headline and areas of the data sets in the sources filled in.
 
-    Data sets without gold answers are in no area. Raises ConfigError if a data set has the name of an average, if
-    several environments share one, and if `headline` or `areas` names one that is neither
-    a source nor a registered benchmark.
+    Data sets without gold answers are in no area. Raises ConfigError if a data set has the name of an average or tasks
+    of several environments, or if `headline` or `areas` names a data set that is neither a source nor a registered
+    benchmark.
     """
     from treadle.report.summary import check_environments, check_names
 
@@ -41,7 +41,7 @@ def report_settings(plan: Plan, address: Address) -> ReportSettings:
         domain = questions.domain_of(name, source)
         if source.source_field is None and domain in SCORED_DOMAINS and has_answers[source.environment]:
             said.setdefault(name, set()).add("math" if domain == "math" else "knowledge")
-    # If the sources of a data set differ, its area is left to its questions.
+    # If the sources of a data set name different areas, its area is derived from its questions.
     areas = {name: area for name, (area, *others) in said.items() if not others}
     if names and all(source.source_field is None for source in questions.sources):
         _check_known(settings, names, questions)

@@ -1,4 +1,4 @@
-"""Return the tables of a report in the formats of files."""
+"""Write the tables of a report as JSON, CSV or markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treadle.report.problems import compared_diagnoses, problems_markdown
 from treadle.report.tables import COMPARISONS, GROUPS, SUMMARY
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""Characters at the start of a cell that make a spreadsheet read it as a formula, or that it skips before one."""
+"""First characters of a cell that make a spreadsheet read it as a formula, or that it skips before a formula."""
 
 
 def as_json(
@@ -47,9 +47,9 @@ def _csv_cell(cell: Any) -> Any:
 
 
 def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
-    """Return the report of a record as json, csv (the figures), comparisons (those as CSV) or md.
+    """Return the report of a record as `json`, `csv` (the figures), `comparisons` (the comparisons as CSV) or `md`.
 
-    Markdown has a section on what looks wrong, from rollouts and scores as far as these are still there.
+    Markdown has a section on likely problems, from rollouts and scores, if these still exist.
     """
     summary = run.rows(record.outputs[SUMMARY.kind])
     if format_name == "md":

@@ -20,9 +20,9 @@ from treadle.report.layout import figure_text
 from treadle.report.summary import figure_interval, interval_columns
 
 MOST_GROUPS = 30
-"""Most different values of a column that splits a data set: ids and dates do not."""
+"""Maximum number of values of a column that splits a data set; this excludes columns such as ids and dates."""
 NO_VALUE = "(none)"
-"""Group of the questions of a data set that lack a column which others have."""
+"""Group of the questions of a data set that have no value in a column in which other questions have one."""
 _FIGURES = ("accuracy", "score", "reward", "num_turns", "calls_requested", "completion_tokens")
 _MOST_CHARS = 60
 _QUESTION = ("question_key", "dataset", "meta")
@@ -32,7 +32,10 @@ Groups = Mapping[str, Mapping[str, str]]
 
 
 def question_groups(tables: Iterable[Rows], columns: Sequence[str]) -> Groups:
-    """Return the values of these columns, of the questions that have any. A name with dots leads into objects."""
+    """Return the values of these columns for each question that has any.
+
+    A column name with dots, such as `info.type`, names a key inside an object.
+    """
     paths = [(column, column.split(".")) for column in columns]
     found: dict[str, dict[str, str]] = {}
     for table in tables:
@@ -65,7 +68,7 @@ def group_rows(
 def _split(
     rollouts: Sequence[ScoredRollout], groups: Groups, columns: Sequence[str]
 ) -> dict[str, dict[str, list[ScoredRollout]]]:
-    """Return column -> value -> rollouts; of columns that split a data set alike only the first."""
+    """Return column -> value -> rollouts; of columns with the same groups of rollouts only the first is used."""
     found: dict[str, dict[str, list[ScoredRollout]]] = {}
     for column in columns:
         parts: dict[str, list[ScoredRollout]] = {}
@@ -138,7 +141,7 @@ def _at(value: Any, path: Sequence[str]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a value as the name of a group; empty for none, and for lists and objects."""
+    """Return a value as the name of a group; empty for null, lists and objects."""
     if value is None or isinstance(value, list | dict):
         return ""
     return one_line(str(value).strip())[:_MOST_CHARS]

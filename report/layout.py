@@ -44,9 +44,9 @@ class SummaryLine:
     model: str
     dataset: str
     environments: tuple[str, ...]
-    """Names of the environments of its tasks."""
+    """Names of the environments of the tasks."""
     num_datasets: int
-    """Number of data sets that it averages; 1 for a data set."""
+    """Number of data sets that the line averages; 1 for the line of a data set."""
     num_rollouts: int
     num_questions: int
     figures: dict[str, Mapping[str, Any]]
@@ -138,7 +138,7 @@ def members(names: Collection[str], line: str, headline: Collection[str]) -> lis
 
 
 def average_sentences(given: Iterable[SummaryLine]) -> list[str]:
-    """Return a sentence per average on how many data sets it is over; two if that differs between models."""
+    """Return a sentence per average with the number of its data sets; several if that differs between models."""
     lines, found = list(given), dict[str, None]()
     num_known = {model: len(datasets_of(names)) for model, names in by_model(lines).items()}
     for line in lines:
@@ -190,7 +190,7 @@ def figure_text(
 
 
 def _amount(name: str, value: float, digits: int) -> str:
-    """Format a figure: an amount of money with the digits that it needs, any other number with that many."""
+    """Format a figure: an amount of money with as many digits as it needs, any other number with `digits` decimals."""
     if math.isinf(value):
         return "\N{INFINITY}"
     return money(value) if is_money(name) else fixed(value, digits)
@@ -258,7 +258,7 @@ def has_environments(lines: Iterable[SummaryLine]) -> bool:
 
 
 def shown_figures(names: Iterable[str], lines: Sequence[SummaryLine]) -> list[str]:
-    """Return the figures that any of these lines has: data sets have figures by how they are scored."""
+    """Return those of the named figures that any of these lines has; a data set's scorer decides which it has."""
     return [name for name in names if any(name in line.figures for line in lines)]
 
 

@@ -58,7 +58,7 @@ _HEADLINE_EXPLANATION = {
 - Rollouts without a verdict (`unscored`) are left out of accuracy, P, reward and efficiency.
 """,
 }
-"""Figure -> what to say if any line has it."""
+"""Figure -> explanation that is shown if any line has the figure."""
 
 _BEHAVIOUR_EXPLANATION = """\
 - **success**: P divided by failed calls (by 1 without one); **strict**: by 1 plus failed calls.

@@ -1,4 +1,4 @@
-"""Say in a report what looks wrong with the rollouts and scores that it compares."""
+"""Show in a report likely problems of the rollouts and scores that it compares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBLEMS_READING = "Results that are probably not the model's ability: how rollo
 
 
 def compared_diagnoses(report: StageRecord, run: Run, without: Collection[str] = ()) -> list[Diagnosis]:
-    """Return the problems of the scores of a report and of their rollouts, as far as these are still there.
+    """Return the problems of the scores of a report and of their rollouts, if these results still exist.
 
     `without`: addresses of instances that are left out.
     """
@@ -39,7 +39,7 @@ def _maker(ref: InputRef, run: Run) -> StageRecord | None:
 
 
 def examples_table(one: Diagnosis) -> Figures:
-    """Return the examples of a problem; with gold answers if they matter."""
+    """Return a table of the examples of a problem, with gold answers if any example has one."""
     has_gold = any(example.gold for example in one.examples)
     rows: list[tuple[Cell, ...]] = [
         (
@@ -56,7 +56,7 @@ def examples_table(one: Diagnosis) -> Figures:
 
 
 def problems_markdown(found: Sequence[Diagnosis]) -> Iterator[str]:
-    """Yield the parts of the section on problems; nothing without any."""
+    """Yield the parts of the section on problems; nothing if there are no problems."""
     if found:
         yield f"## {PROBLEMS_TITLE}"
         yield PROBLEMS_READING

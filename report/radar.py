@@ -46,7 +46,7 @@ MARKS: tuple[tuple[tuple[float, float], ...], ...] = (
 _GREY = "#9a9a9a"
 _NAME_CHARS = 40
 _WIDTH, _RADIUS, _CENTRE = 470.0, 135.0, (262.0, 168.0)
-"""Of the picture in points, and of its outer circle."""
+"""Width of the picture, radius of its outer circle, and centre of the circle, in typographic points."""
 _LEGEND_TOP = 336.0
 _FONT, _LINE, _MARK = 9.0, 11.5, 3.6
 """Size of texts, distance of their lines, and half the size of a marker, in points."""
@@ -120,7 +120,7 @@ def _points(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    # XML forbids two characters that terminals do not mind.
+    # Terminals can show these two characters, but XML forbids them.
     shown = escape(one_line(text).translate({0xFFFE: "?", 0xFFFF: "?"}))
     return f'<text x="{x:.2f}" y="{y:.2f}" fill="#000000" text-anchor="{anchor}">{shown}</text>'
 

@@ -30,7 +30,7 @@ def check_names(datasets: Sequence[str]) -> None:
 
 
 def check_environments(datasets: Mapping[str, Collection[str]]) -> None:
-    """Raise ConfigError if a data set has tasks of several environments; `datasets`: their names by data set."""
+    """Raise ConfigError if a data set has tasks of several environments; `datasets`: data set -> its environments."""
     for dataset, environments in datasets.items():
         if len(environments) > 1:
             raise ConfigError(
@@ -42,7 +42,7 @@ def check_environments(datasets: Mapping[str, Collection[str]]) -> None:
 def figure_interval(sums: FigureSums, name: str, settings: ReportSettings) -> Interval | None:
     """Return a figure with its interval over questions, or None if it has no value.
 
-    Wilson if every rollout counts once, as 0 or 1; otherwise a bootstrap, within the bounds of the figure.
+    The interval is Wilson's if every rollout counts once, as 0 or 1; otherwise a bootstrap within the figure's bounds.
     """
     if sums.value is None:
         return None
@@ -77,10 +77,11 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
 
 
 def averaged(figures: Sequence[Collection[str]], environments: Sequence[Sequence[str]]) -> list[str]:
-    """Return the figures that an average over data sets has, given those of each: all of them have them.
+    """Return the figures that an average over data sets has: those that all of its data sets have.
 
-    Rewards of several environments are not averaged, because each has its own scale, and neither are amounts per right
-    answer, which may be infinite. `environments`: of each data set.
+    `figures` and `environments` have the names of the figures and of the environments of each data set. Rewards of
+    several environments are not averaged, because each has its own scale, and neither are amounts per right answer,
+    which may be infinite.
     """
     shared = [name for name in figures[0] if not is_per_pass(name) and all(name in other for other in figures)]
     is_of_one = len({name for names in environments for name in names}) == 1
@@ -158,7 +159,7 @@ def _rows(
 
 
 def interval_columns(interval: Interval | None) -> Row:
-    """Return the columns with a figure and its interval; all null without one."""
+    """Return the columns with a figure and its interval; all null if `interval` is None."""
     if interval is None:
         return {"value": None, "low": None, "high": None, "method": None}
     low, high = interval.ends

@@ -62,7 +62,7 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
 
 
 def _caption(given: Iterable[SummaryLine]) -> str:
-    """Return a note on what the averages cover, and on data sets that differ between models."""
+    """Return a note on the data sets that each average covers, and on data sets that only some models have."""
     lines = list(given)
     asked = {tuple(sorted(datasets_of(of_model))) for of_model in by_model(lines).values()}
     over = average_sentences(lines)
@@ -86,7 +86,10 @@ def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
-    """Return a table of who decided about each model's answers, with judge agreement; None if no judge was asked."""
+    """Return a table of the scorers and judges that decided about each model's answers, with the judges' agreement.
+
+    Returns None if no judge was asked.
+    """
     given = summary_lines(rows)
     if not any(line.counts("judge_status") for line in given):
         return None

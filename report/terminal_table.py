@@ -26,8 +26,8 @@ def terminal_table(
 ) -> Table:
     """Return a table for `rich`, with its note as the caption. A row of one cell is a heading of the rows below it.
 
-    `unwrapped`: columns that are kept on one line; `columns`: those that are shown, if not all; `styles`: cell -> its
-    style.
+    `unwrapped`: numbers of columns that are kept on one line; `columns`: numbers of the columns to show, None for all;
+    `styles`: text of a cell -> its style.
     """
     from rich.table import Table
     from rich.text import Text

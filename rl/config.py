@@ -337,12 +337,12 @@ class RlOptions(TrainingOptions):
 
     @property
     def reward_parts(self) -> dict[str, str]:
-        """Name -> description of the parts of a reward: those of its rule, of other keys, and of the credit rule."""
+        """Name -> description of the parts of a reward: of the reward rule, of `overlong`, and of the credit rule."""
         return {**self.reward.PARTS, **OVERLONG_PARTS[self.overlong], **self.credit.PARTS}
 
     @property
     def credits_turns(self) -> bool:
-        """True if the credit rule computes the advantages; by the usual rule, engines compute them from the rewards."""
+        """True if the credit rule computes the advantages; with the default rule, engines compute them from rewards."""
         return not is_default(self.credit)
 
     @property
@@ -358,7 +358,7 @@ class RlOptions(TrainingOptions):
 
     @property
     def oversampling(self) -> OverSampling | None:
-        """Numbers of rollouts of a group; None if it starts those that it needs."""
+        """Numbers of rollouts of an over-sampled group; None without over-sampling."""
         return None if self.oversample is None else OverSampling.of(self.group_size, self.oversample, self.audit_share)
 
     @property
@@ -382,7 +382,7 @@ class AlgebraLimits(Section):
 
 
 class RlSettings(MixedSettings):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `rl` reads."""
 
     options: RlOptions = Field(default_factory=RlOptions)
     """Options of this phase; the reward's values of the curriculum are filled in."""

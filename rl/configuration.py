@@ -30,7 +30,7 @@ class RlTables(Section):
     candidates: CandidatesOptions = CandidatesOptions()
     """Stage `candidates`: how alternatives for turns are sampled."""
     advantages: AdvantagesOptions = AdvantagesOptions()
-    """Stage `advantages`: how a critic scores these."""
+    """Stage `advantages`: how a critic scores candidates for turns."""
     guided_rollouts: GuidedOptions = GuidedOptions()
     """Stage `guided_rollouts`: rollouts of which each turn is the critic's choice among candidates, a diagnostic."""
     dpo: DpoOptions = DpoOptions()

@@ -61,10 +61,10 @@ class OpenEnvironment:
         wall_limit_s: float = math.inf,
         live: LiveRollouts | None = None,
     ) -> GroupRollouts:
-        """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any.
+        """Return a runner of groups in this environment.
 
-        `live` shows them while they are rolled out. A prompt of more than `max_prompt_tokens` ends its trajectory
-        before the first turn.
+        `membership` is that of the `BatchedModel`, if the policy is one. `live` shows the groups while they are rolled
+        out. A prompt of more than `max_prompt_tokens` tokens ends its trajectory before the first turn.
         """
         limits = replace(engine.limits, max_prompt_tokens=max_prompt_tokens)
         return GroupRollouts(

@@ -61,7 +61,7 @@ def rl_options(plan: Plan, address: Address) -> RlOptions:
 
 
 class AlgebraOptions(Protocol):
-    """Keys of the stage `scores` that rewards share with it."""
+    """Keys of the stage `scores` that rewards use too."""
 
     symbolic: bool
     symbolic_limit_s: float
@@ -69,14 +69,14 @@ class AlgebraOptions(Protocol):
 
 
 def phase_scores(plan: Plan, address: Address) -> AlgebraOptions:
-    """Return the options of the scores that a phase is selected by."""
+    """Return the options of the stage `scores` of a phase, by whose scores its questions are selected."""
     options: Any = plan.options(replace(address, stage="scores"), Section)
     scores: AlgebraOptions = options
     return scores
 
 
 def _check_start(plan: Plan, options: RlOptions, training: Address, phase: int) -> None:
-    """Raise ConfigError for a start that the phase cannot have, or a revision of anything but a hub id."""
+    """Raise ConfigError if the phase cannot start from `rl.start`, or if a revision is set and it is no hub id."""
     start = options.start
     earlier = [replace(training, qualifier=phase_name(number)) for number in range(1, phase)]
     known = [Address(training.iteration, "sft"), *earlier]
@@ -118,8 +118,8 @@ def sampling_model(plan: Plan) -> str:
 def phase_model(plan: Plan, address: Address) -> ModelSettings:
     """Return the model that the rollouts of a phase are sampled from: the policy that its training starts from.
 
-    Its settings are those of the sampling model (see `with_weights`). Raises ConfigError as `check_phase` does, and for
-    two different revisions of one policy.
+    Its settings are those of the sampling model, with the policy's weights (see `with_weights`). Raises ConfigError as
+    `check_phase` does, and for two different revisions of one policy.
     """
     check_phase(plan, address)
     options, name = rl_options(plan, address), sampling_model(plan)

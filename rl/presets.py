@@ -86,7 +86,7 @@ AFM_MHQA_32B: dict[str, Any] = {
     "num_nodes": 8,  # here: those of the other policies of this size
     "tensor_parallel": 8,  # here
 }
-"""The same for the larger policy."""
+"""AFM on multi-hop questions, with the larger policy."""
 
 AFM_WEB_32B: dict[str, Any] = {
     **_DAPO,
@@ -116,7 +116,7 @@ AFM_WEB_7B: dict[str, Any] = {
     "tensor_parallel": 2,  # here
     "gpu_memory_share": 0.5,  # here
 }
-"""The same for the smaller policy."""
+"""AFM with web search and pages, with the smaller policy."""
 
 AFM_CODE_32B: dict[str, Any] = {
     **_DAPO,
@@ -147,7 +147,7 @@ AFM_CODE_7B: dict[str, Any] = {
     "num_nodes": 2,  # here
     "tensor_parallel": 2,  # here
 }
-"""The same for the smaller policy."""
+"""AFM with a sandbox for Python, with the smaller policy."""
 
 PLANNING_PRESETS: dict[str, dict[str, Any]] = {
     "gap-3b": GAP_3B,
@@ -226,7 +226,7 @@ AGENTEVOLVER_14B: dict[str, Any] = {
     **AGENTEVOLVER_7B,  # here: the published script is that of 7B; its defaults name the 14B policy
     "credit": {**AGENTEVOLVER_7B["credit"], "alpha": 0.1},  # script: that of the 14B policy with labels alone
 }
-"""The same with Qwen2.5-14B-Instruct."""
+"""AgentEvolver with Qwen2.5-14B-Instruct."""
 
 EVOLVER_PRESETS: dict[str, dict[str, Any]] = {
     "agentevolver-7b": AGENTEVOLVER_7B,

@@ -1,4 +1,4 @@
-"""Define what an RL training asks of its engine, and find engines by name.
+"""Define the interface of engines for RL training, and find engines by name.
 
 Documented in docs/behaviour/rl.md, part "Engine".
 """
@@ -27,11 +27,11 @@ class RlEngine(TrainingEngine):
     """Whether a trajectory may consist of several token sequences, which share its advantage."""
 
     trains_on_hints: ClassVar[bool] = False
-    """Whether rollouts may see text that their training prompts lack, with a clipping range of their own."""
+    """Whether rollouts may see hints that are cut from their training prompts, and have a separate clipping range."""
 
     @property
     def has_critic(self) -> bool:
-        """True if a critic estimates the values that rewards are compared with, instead of those of a group."""
+        """True if rewards are compared with a critic's values, instead of with other rewards of the group."""
         return False
 
     @property
@@ -40,7 +40,7 @@ class RlEngine(TrainingEngine):
         return False
 
     def fewest_devices(self, options: Any) -> int:
-        """Return the smallest number of devices of a node that `options`, an `RlOptions`, can be trained on."""
+        """Return the smallest number of devices per node on which `options`, an `RlOptions`, can be trained."""
         return 1
 
     def check_options(self, options: Any) -> None:

@@ -105,7 +105,7 @@ class SftOptions(TrainingOptions):
     main_address: Operational[str] = Field(default="", pattern=r"^[A-Za-z0-9.:_-]*$")
     """Host name or address under which the other nodes reach the first one; required with several nodes."""
     main_port: Operational[int] = Field(default=29500, ge=1, le=65535)
-    """Port of the first node for the others."""
+    """Port under which the other nodes reach the first one."""
     save_steps: Operational[int] = Field(default=50, ge=1)
     """Number of steps between saved states; an interrupted training resumes from the newest one."""
     ddp_timeout_s: Operational[int] = Field(default=1800, ge=1)
@@ -129,7 +129,7 @@ class SftOptions(TrainingOptions):
 
 
 class SftSettings(Section):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `sft` reads."""
 
     options: SftOptions = Field(default_factory=SftOptions)
     """Model and hyperparameters."""

@@ -1,4 +1,4 @@
-"""Read exports of fine-tuning rows back: the conversations that `sft_rows` has."""
+"""Read exports of fine-tuning rows back, as the conversations of the exported `sft_rows`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], RowText]] = {"openai": read
 def read_export(folder: Path) -> Iterator[RowText]:
     """Yield the conversations of an export in format `openai` or `sharegpt`, in its order.
 
-    Raises ConfigError, with the line, for a folder or a line that is none.
+    Raises ConfigError if the folder is no such export, or if a line, which the error names, cannot be read.
     """
     try:
         name = orjson.loads((folder / EXPORT_FILE).read_bytes())["format"]

@@ -44,11 +44,11 @@ class ExportFormat:
     name: str
     meaning: str
     columns: tuple[str, ...]
-    """Columns of `sft_rows` that it reads."""
+    """Columns of `sft_rows` that the format needs."""
     write: _Write
-    """Function that writes the rows into a folder, and with True tool results inside turns as messages."""
+    """Function that writes batches of rows into a folder; its last argument is `results_apart` of `export_rows`."""
     limitations: tuple[str, ...] = ()
-    """Descriptions of what the export has or lacks and trainers should know."""
+    """Sentences about limits of the format that matter for training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,10 @@ def export_rows(
 ) -> ExportResult:
     """Write a table of `sft_rows` in the format `name` into a new folder `target`; `origin` is added to `export.json`.
 
-    With `results_apart`, tool results inside a turn become messages of their own.
+    With `results_apart`, tool results inside a turn become separate messages.
 
     Raises ConfigError if `target` cannot be used (see `new_folder`), or if a format without masks would train on the
-    same text in two rows, ArtifactError if the rows cannot be read,
-    StorageError if writing fails.
+    same text in two rows; ArtifactError if the rows cannot be read; StorageError if writing fails.
     """
     chosen = FORMATS[name]
     limitations = tuple(one for one in chosen.limitations if not (results_apart and one == _RESULTS_INSIDE))
@@ -101,7 +100,7 @@ def export_rows(
 
 
 class _Counts:
-    """A pass-through counter of rows, which also writes their origins to the side-car file in the same order."""
+    """Counter that passes rows on, and also writes the origin of each row to a side-car file, in the same order."""
 
     def __init__(self) -> None:
         self.num_rows = 0

@@ -55,7 +55,7 @@ class TrainingStep:
     """Norm of the gradient before clipping."""
     epoch: float
     seconds: float
-    """Seconds in training so far, over all attempts, without work that was lost with them."""
+    """Seconds in training so far, over all attempts, without steps that were lost when an attempt ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class _FineTuningRun(LossTrainingRun[TrainingStep]):
         return argv
 
     def _environ(self, command: str) -> dict[str, str]:
-        """Return the environment variables; without torchrun, `prepare` gets those that it would set."""
+        """Return the environment variables; those of torchrun are set for `prepare` too, which runs without it."""
         environ = super()._environ(command)
         if command == "prepare" and self.options.torchrun is not None:
             # LLaMA-Factory refuses settings that need torchrun if it is started otherwise; port 0 is any free one.
@@ -187,7 +187,7 @@ class _FineTuningRun(LossTrainingRun[TrainingStep]):
         return environ
 
     def _start(self, command: str) -> Child:
-        """Start a process; before `train`, write and log the commands for the other nodes, which it waits for."""
+        """Start a process; before `train` on several nodes, write and log the commands to run on the other nodes."""
         if command == "train" and self.options.num_nodes > 1:
             self._write_node_commands()
         return super()._start(command)

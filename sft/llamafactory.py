@@ -74,7 +74,7 @@ class LlamaFactory(SftEngine):
 
     @property
     def title(self) -> str:
-        """Name in messages."""
+        """Name of the engine in messages."""
         return "LLaMA-Factory"
 
     def plan(self, options: SftOptions, paths: Paths, machine: Machine, *, longest_row: int, seed: int) -> TrainingPlan:
@@ -82,7 +82,7 @@ class LlamaFactory(SftEngine):
         return plan_training(options, paths, machine, longest_row=longest_row, seed=seed)
 
     def environ(self, command: str, environ: Mapping[str, str]) -> dict[str, str]:
-        """Leave out variables that would change the program."""
+        """Return the environment variables without those that would change the program."""
         return {name: value for name, value in environ.items() if name not in _BLOCKED_VARIABLES}
 
     def check(self, job: Mapping[str, Any], events: EventFile) -> None:

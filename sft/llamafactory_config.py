@@ -1,7 +1,7 @@
 """Convert settings to LLaMA-Factory's YAML, DeepSpeed's JSON, and the commands for several GPUs and nodes.
 
 Written for LLaMA-Factory 0.9.5. With `tokenized_path` it ignores every other data option, yet `dataset` must be set. If
-the tokenised rows are missing, it would tokenise that data set instead, so the name is one that cannot exist.
+the tokenised rows are missing, it would tokenise that data set instead, so `dataset` is set to a name without data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_STATES = 2
 
 
 def plan_training(options: SftOptions, paths: Paths, machine: Machine, *, longest_row: int, seed: int) -> TrainingPlan:
-    """Return the plan of a training; `longest_row` is in tokens, after `cutoff_tokens`.
+    """Return the plan of a training; `longest_row` is the number of tokens of the longest row to train on.
 
     Raises ConfigError if the batch cannot be divided over the devices, or if a CPU does not support a setting.
     """
@@ -124,7 +124,7 @@ def _for_variant(options: SftOptions, machine: Machine) -> tuple[dict[str, Any],
 
 
 def _spread(options: SftOptions, machine: Machine, longest_row: int) -> tuple[int, int]:
-    """Return the number of rows per device and pass, and of passes per update."""
+    """Return the number of rows that a device processes at once, and how often it does so per update."""
     processes = machine.num_processes
     share, rest = divmod(options.batch_size, processes)
     if rest:
@@ -187,8 +187,8 @@ def torchrun_arguments(options: SftOptions, machine: Machine, node: int = 0) -> 
 def commands_of_nodes(argv: Sequence[str], variables: Mapping[str, str], num_nodes: int) -> list[str]:
     """Return the command for each further node, derived from the command of the first one.
 
-    `argv` includes `torchrun_arguments`; `variables` are the relevant ones of its environment. All nodes need
-    interpreter, model, rows and output under the same paths.
+    `argv` is the command of the first node, with `torchrun_arguments`; `variables` are the environment variables that
+    it needs. All nodes need interpreter, model, rows and output under the same paths.
     """
     if "--node_rank=0" not in argv:
         raise ValueError("this is not the command of the first of several nodes")

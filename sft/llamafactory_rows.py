@@ -1,8 +1,9 @@
 """Write the conversation formats of LLaMA-Factory, and read ShareGPT back.
 
-Its converter expects a user's side and the model's in turn, one message each. So messages between two turns are joined,
-the results of a turn as its own OpenAI reader joins them. It finds calls and reasoning by markers. Hence a call is JSON
-without `<`, and text in front of it cannot spell a call.
+LLaMA-Factory's converter expects messages of the user and of the model in alternation. So all messages between two
+turns of the model are joined to one; tool results are joined with the separator of LLaMA-Factory's own OpenAI reader.
+The converter finds calls and reasoning by markers. So a call is written as JSON without `<`, and markers in other text
+are escaped.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from treadle.core.untrusted.lookalikes import sub_first
 from treadle.sft.row_text import RowText
 
 TAGS = {"user": "human", "tool": "observation", "assistant": "gpt", "function": "function_call"}
-"""LLaMA-Factory's names for who speaks -> the values of `from`."""
+"""LLaMA-Factory's name of a speaker -> value of the key `from`."""
 
 _BETWEEN_RESULTS = "\n</tool_response>\n<tool_response>\n"
-"""LLaMA-Factory's own separator, for templates of the Qwen family."""
+"""Separator of results that LLaMA-Factory itself uses for templates of the Qwen family."""
 _THINK, _THINK_END = "<think>\n", "\n</think>\n\n"
 _REASONING = re.compile(rf"{_THINK}(.*?){_THINK_END}", re.DOTALL)
 _MARKERS = HermesForm.markers
@@ -32,10 +33,10 @@ _Message = Mapping[str, Any]
 
 
 def sharegpt_record(text: RowText) -> dict[str, Any]:
-    """Return the line of a row.
+    """Return the ShareGPT record of a row.
 
-    `original` has messages and tools as JSON if they cannot be read back from the rest: joined messages, or text that
-    spells markers; otherwise it is empty.
+    `original` has messages and tools as JSON if they cannot be read back from the other keys, because messages were
+    joined or markers escaped; otherwise it is empty.
     """
     system, turns = _alternating(text.messages)
     record = {
@@ -50,7 +51,7 @@ def sharegpt_record(text: RowText) -> dict[str, Any]:
 
 
 def alpaca_record(text: RowText) -> dict[str, Any]:
-    """Return the line of a row; it has no roles for calls, which are text in the form of Hermes and Qwen."""
+    """Return the Alpaca record of a row; the format has no roles for calls, so they are text, as in Hermes and Qwen."""
     system, turns = _alternating(text.messages, with_functions=False)
     texts = [value for _, value in turns]
     *history, (asked, answer) = zip(texts[::2], texts[1::2], strict=True)
@@ -70,7 +71,10 @@ def _tools_text(text: RowText) -> str:
 
 
 def _alternating(messages: Sequence[_Message], *, with_functions: bool = True) -> tuple[str, list[tuple[str, str]]]:
-    """Return the system message, and (side, text) of the turns: keys of `TAGS`, a user's and the model's in turn."""
+    """Return the system message, and (side, text) of the messages, in which user and model alternate.
+
+    A side is a key of `TAGS`.
+    """
     num_system = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
     system = "\n\n".join(message["content"] for message in messages[:num_system])
     turns: list[tuple[str, str]] = []
@@ -95,12 +99,12 @@ def _replies(said: Sequence[_Message]) -> tuple[str, str]:
 
 
 def _escaped(text: str) -> str:
-    """Return a text that spells no markers of calls and results."""
+    """Return a text in which markers of calls and results are escaped."""
     return sub_first(_MARKERS, text, lambda _: "&lt;")
 
 
 def _turn_text(message: _Message) -> str:
-    """Return a turn as text, calls in the form of Hermes."""
+    """Return a turn as text, with calls in the format of Hermes."""
     calls = [write_call(call["name"], call["arguments"]) for call in message.get("tool_calls", ())]
     text = [message["content"]] if message["content"] or not calls else []
     return _reasoning_text(message.get("reasoning", "")) + "\n".join([*text, *calls])
@@ -111,12 +115,15 @@ def _reasoning_text(reasoning: str) -> str:
 
 
 def _function_text(message: _Message) -> str:
-    """Return a turn with calls: JSON, after reasoning in markers; with other text, the JSON is in markers itself."""
+    """Return a turn with calls as text: reasoning in markers, then the calls as JSON.
+
+    If the turn has other text, it comes before the JSON, which then is in markers too.
+    """
     calls = [
         f'{{"name": {orjson.dumps(call["name"]).decode()}, "arguments": {call["arguments"]}}}'
         for call in message["tool_calls"]
     ]
-    # Strings of JSON are the only place of the character, so the escape means the same.
+    # In JSON, `<` occurs only inside strings, in which the escape has the same meaning.
     data = (calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]").replace("<", "\\u003c")
     reasoning, content = message.get("reasoning", ""), message["content"]
     if not content and "</think>" not in reasoning and OPENING not in reasoning:
@@ -129,7 +136,7 @@ def _function_text(message: _Message) -> str:
 
 
 def read_sharegpt(record: Mapping[str, Any]) -> RowText:
-    """Return the row of a line; raise ValueError, KeyError or TypeError for what is no such line."""
+    """Return the conversation in a ShareGPT record; raise ValueError, KeyError or TypeError if it is invalid."""
     if record["original"]:
         original = orjson.loads(record["original"])
         return RowText(original["messages"], original["tools"])

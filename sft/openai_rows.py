@@ -8,11 +8,11 @@ from typing import Any
 from treadle.sft.row_text import RowText
 
 _TOOL_NAME = "tool"
-"""Name of the user messages with results that answer no native call: tool messages of the API must answer one."""
+"""Name of user messages with tool results that answer no native call; the API has no other form for these."""
 
 
 def openai_record(text: RowText) -> dict[str, Any]:
-    """Return the line of a row: `messages`, and `tools` if there are any."""
+    """Return the OpenAI record of a row: `messages`, and `tools` if there are any."""
     messages = [openai_message(message) for message in text.messages]
     for message in messages:
         if message["role"] == "tool" and "tool_call_id" not in message:
@@ -22,12 +22,12 @@ def openai_record(text: RowText) -> dict[str, Any]:
 
 
 def tool_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool in the form of chat services and templates."""
+    """Return a tool schema in the format of chat services and chat templates."""
     return {"type": "function", "function": schema}
 
 
 def openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in the form of chat services, with reasoning as vLLM and templates have it."""
+    """Return a message in the format of chat services, with reasoning in `reasoning_content`, as in vLLM."""
     made = {"role": message["role"], "content": message["content"]}
     if reasoning := message.get("reasoning"):
         made["reasoning_content"] = reasoning
@@ -47,7 +47,7 @@ def openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_openai(record: Mapping[str, Any]) -> RowText:
-    """Return the row of a line; raise KeyError or TypeError for what is no such line."""
+    """Return the conversation in an OpenAI record; raise KeyError or TypeError if the record is invalid."""
     tools = [dict(tool["function"]) for tool in record.get("tools", ())]
     return RowText([_row_message(message) for message in record["messages"]], tools)
 

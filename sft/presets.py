@@ -50,7 +50,7 @@ AFM_MHQA_32B: dict[str, Any] = {
     "model": "Qwen/Qwen2.5-32B",  # here
     "num_nodes": 2,  # here
 }
-"""The same for the larger policy."""
+"""AFM, on multi-hop questions, with the larger policy."""
 
 AFM_WEB_7B: dict[str, Any] = {
     **_COMMON,
@@ -70,7 +70,7 @@ AFM_WEB_32B: dict[str, Any] = {
     "batch_size": 256,  # script: 16 x 8 on two nodes
     "num_nodes": 2,  # script
 }
-"""The same for the larger policy."""
+"""AFM, with web search and pages, with the larger policy."""
 
 AFM_CODE_7B: dict[str, Any] = {
     **_COMMON,
@@ -91,7 +91,7 @@ AFM_CODE_32B: dict[str, Any] = {
     "batch_size": 64,  # script: 4 x 16
     "num_nodes": 2,  # script
 }
-"""The same for the larger policy."""
+"""AFM, with a sandbox for Python, with the larger policy."""
 
 RFT_LLAMA_8B: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B-Instruct",  # paper
@@ -99,7 +99,7 @@ RFT_LLAMA_8B: dict[str, Any] = {
     "learning_rate": 2e-7,  # paper
     "batch_size": 32,  # paper
     "num_train_epochs": 4.0,  # paper
-    "lr_scheduler_type": "cosine",  # here: the script's cosine with a floor is no schedule of this stage
+    "lr_scheduler_type": "cosine",  # here: the stage does not have the script's schedule, a cosine with a minimum
     "warmup_ratio": 0.03,  # script
     "precision": "bf16",  # script
     "deepspeed": "zero3",  # script

@@ -1,4 +1,4 @@
-"""Hold the conversation of a fine-tuning row as text formats see it: its messages and tools."""
+"""Define the conversation of a fine-tuning row, its messages and tools, from which text formats are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 COLUMNS = ("messages", "tool_schemas")
-"""Columns of `sft_rows` that a conversation is made of."""
+"""Columns of `sft_rows` from which a conversation is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class RowText:
     """Conversation of a row.
 
     Attributes:
-        messages: As in the column `messages` of `sft_rows`, without the places of results and of what a trim left.
-        tools: {name, description, parameters} of the tools that can be called natively.
+        messages: Messages as in the column `messages` of `sft_rows`, without `results` and `num_carried_chars`.
+        tools: {name, description, parameters} of each tool that can be called natively.
     """
 
     messages: list[dict[str, Any]]
@@ -39,7 +39,7 @@ class RowText:
 
 
 def continues_trimmed(row: Mapping[str, Any]) -> bool:
-    """Return whether a row begins with what a trim left of earlier turns, which only a mask keeps out of training."""
+    """Return whether a row continues a trimmed context: it has text of earlier turns, which only a mask excludes."""
     return any(message.get("num_carried_chars") for message in orjson.loads(row["messages"]))
 
 

@@ -51,7 +51,7 @@ class _SftProgress(StepProgress[TrainingStep]):
 
 
 class SftRun:
-    """One attempt at the stage."""
+    """State of one attempt of the stage."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context

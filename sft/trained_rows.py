@@ -1,4 +1,4 @@
-"""Select the rows of `sft_rows` to train on, and describe them: lengths and target shares, as a table and a picture."""
+"""Select the rows of `sft_rows` to train on; show their lengths and target shares in a table and a picture."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPERATORS_SHOWN = 8
 class RowSelection:
     """A filter of rows: those with token ids, within the cut-off, up to a maximum number.
 
-    It takes them batch by batch, in their order (they are shuffled), and counts those that it leaves out.
+    It takes rows batch by batch, in their order (they are shuffled), and counts the rows that it leaves out.
 
     Rows are never truncated: half a trajectory would teach the model to stop in the middle.
     """
@@ -45,13 +45,13 @@ class RowSelection:
         self.num_read = 0
         """Number of rows read."""
         self.num_text_mode = 0
-        """Number of these without token ids."""
+        """Number of rows without token ids."""
         self.num_too_long = 0
-        """Number of these longer than `cutoff_tokens`."""
+        """Number of other rows that are longer than `cutoff_tokens`."""
         self.num_over_limit = 0
-        """Number of these beyond `max_rows`."""
+        """Number of other rows beyond `max_rows`."""
         self.num_rows = 0
-        """Number of these taken."""
+        """Number of rows taken."""
         self.longest_row = 0
         """Number of tokens of the longest row taken."""
 
@@ -96,7 +96,7 @@ class RowGroup:
 
     @property
     def target_share(self) -> float:
-        """Share of its tokens that are targets."""
+        """Share of the group's tokens that are targets."""
         return self.target_tokens / self.tokens if self.tokens else 0.0
 
 
@@ -125,7 +125,7 @@ class RowStatistics:
         return shares
 
     def num_unmasked(self) -> int:
-        """Return the number of rows in which tool results are targets: all with results, without `mask_results`."""
+        """Return the number of rows whose tool results are targets: without `mask_results`, all rows with results."""
         others = ("num_prompt_tokens", "num_message_tokens", "num_result_tokens", "num_target_tokens")
         return int((sum(map(self.numbers, others)) > self.numbers("num_tokens")).sum())
 

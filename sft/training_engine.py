@@ -1,4 +1,4 @@
-"""Define what a fine-tuning asks of its engine, and find engines by name.
+"""Define the interface of engines for fine-tuning, and find engines by name.
 
 Documented in docs/behaviour/sft.md, part "Engine".
 """
@@ -31,7 +31,7 @@ class SftEngine(TrainingEngine):
     section: ClassVar[str] = "sft"
 
     def plan(self, options: Any, paths: Paths, machine: Machine, *, longest_row: int, seed: int) -> TrainingPlan:
-        """Return the plan of a training with `options`, an `SftOptions`; raise ConfigError for what is not supported.
+        """Return the plan of a training with `options`, an `SftOptions`; raise ConfigError for unsupported options.
 
         `longest_row` is in tokens. By default the arguments are the keys of `sft`, with the paths and the seed.
         """

@@ -18,7 +18,7 @@ class Paths:
     model: str
     """Folder of the base model, or a hub id."""
     rows: Path
-    """Folder of tokenised rows, as `datasets` saves them; only for engines that read them so."""
+    """Folder of tokenised rows, as `datasets` saves them; used only by engines that read this format."""
     output: Path
     """Folder for the model, the states and the logs."""
     deepspeed: Path
@@ -27,7 +27,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """The arguments for an engine, and the settings that have no effect here."""
+    """The arguments for an engine, and notes on settings without effect on this machine."""
 
     arguments: dict[str, Any]
     """Keys of the engine, in the order of the YAML; `model_name_or_path` is the base model."""
@@ -37,7 +37,7 @@ class TrainingPlan:
     engine: str = "LLaMA-Factory 0.9.5"
     """Engine that reads the YAML, as its first line names it."""
     torchrun: tuple[str, ...] | None = None
-    """Arguments of `python -m torch.distributed.run` for a distributed training; None if it is none."""
+    """Arguments of `python -m torch.distributed.run` for a distributed training; None for any other training."""
     files: Mapping[Path, bytes] = field(default_factory=dict)
     """Further files that the engine reads."""
 

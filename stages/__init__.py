@@ -1,1 +1,1 @@
-"""What stages declare to flows, and how they are found."""
+"""Entries that stages declare to flows, the registries of stages and recipes, and helpers for settings."""

@@ -1,4 +1,4 @@
-"""Define what a stage declares to flows: its table, its settings, its inputs, its models and its deployment."""
+"""Define the declaration of a stage to flows: its table, settings, inputs, models and deployment."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def _no_models(table: Any) -> Iterable[NamedModel]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEntry:
-    """What a stage declares to flows; found by name in `treadle.stages.registry`.
+    """Declaration of a stage to flows; `treadle.stages.registry` finds it by the stage's name.
 
     Attributes:
         stage: The stage.
-        table: Section of its table in the configuration, which has the stage's name; None if it has none.
-        settings: Function from the configuration as the instance's iteration sees it, and the instance, to its
-            settings. Raises ConfigError.
-        inputs: Function from the same to the instances that it reads.
-        qualifiers: What qualifies its addresses: `model` for an instance per model, `phase` for one per phase.
+        table: Class of the stage's table in the configuration, which has the stage's name; None without a table.
+        settings: Function that returns the settings of an instance, from the plan of its iteration and its address;
+            raises ConfigError.
+        inputs: Function that returns the instances that an instance reads, from the same arguments.
+        qualifiers: Kind of the qualifiers in its addresses: `model` for an instance per model, `phase` for one per
+            phase.
         start_key: Key of the table with the model that training starts from; empty if the stage trains no policy.
-        models: Function from the table to the models that it names.
+        models: Function that returns the models that the table names.
         report: Function from the record of a finished instance, its run, and the models of the run's configuration
             (prices may have changed since) to its summary; None without one.
         description: One sentence for its deployment.

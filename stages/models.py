@@ -1,4 +1,4 @@
-"""Resolve models that a configuration names: checkpoints of the run, weights, tokenizers."""
+"""Resolve models that a configuration names to checkpoints of the run, weights and tokenizers."""
 
 from __future__ import annotations
 

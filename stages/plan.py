@@ -1,4 +1,4 @@
-"""Define what stages see of a configuration when their settings and inputs are derived from it."""
+"""Define the view of a configuration from which stages derive their settings and inputs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class SampledModel:
     """Model that an instance samples from.
 
     Attributes:
-        name: Its name under `models`.
-        model: Its settings, with the weights that the instance samples from.
-        checkpoints: Instance of this run whose checkpoint these weights are; empty if they are others.
+        name: Name of the model under `models`.
+        model: Settings of the model, with the weights that the instance samples from.
+        checkpoints: Instance of this run whose checkpoint has these weights; empty for weights from outside the run.
     """
 
     name: str
@@ -32,7 +32,7 @@ class SampledModel:
 
 
 class Plan(Protocol):
-    """A configuration as one iteration sees it: checkpoints that it names are those of the iteration."""
+    """Configuration in one iteration: names of checkpoints refer to those of the iteration."""
 
     @property
     def seed(self) -> int:
@@ -58,13 +58,13 @@ class Plan(Protocol):
     def scorers(self) -> Mapping[str, Scorer]:
         """Return the scorers of users that sources and benchmarks of questions name, by name: entries and entry points.
 
-        Raises ConfigError, listing what there is, for an unknown name.
+        Raises ConfigError, which lists the known names, for an unknown name.
         """
         ...
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Stages that the flow runs besides `questions`."""
+        """Names of the stages that the flow runs in addition to `questions`."""
         ...
 
     @property
@@ -108,5 +108,5 @@ class Plan(Protocol):
         ...
 
     def check_checkpoint(self, made: Address, where: str) -> None:
-        """Raise ConfigError if no instance of this configuration makes it; `where` is the key that names it."""
+        """Raise ConfigError if this configuration has no instance `made`; `where` is the key that names `made`."""
         ...

@@ -35,7 +35,9 @@ SHIPPED: Mapping[str, str] = {
     "rl": "treadle.rl.training.entry:RL",
     "report": "treadle.report.entry:REPORT",
 }
-"""Name -> place of the entry, in the order of a flow. Places are text, so that no module imports all of them."""
+"""Name of a stage -> import path of its entry, in the order of a flow.
+
+Import paths are text, so that this module need not import all stages."""
 
 ENTRY_POINT_GROUP = "treadle.stages"
 """Group of entry points; each is a `StageEntry`, and its name is the name of its stage."""
@@ -53,9 +55,9 @@ def stage_names() -> list[str]:
 
 @functools.cache
 def stage_entries() -> Mapping[str, StageEntry]:
-    """Return all entries by name, and with them load the tables that stages produce.
+    """Return all entries by name; this also registers the tables that stages produce.
 
-    Raises ConfigError, also if stages of other packages do not fit to the tables of all stages.
+    Raises ConfigError, also if the tables that stages of other packages read or produce do not match those of others.
     """
     places = entry_point_places(ENTRY_POINT_GROUP)
     if taken := places.keys() & SHIPPED.keys():

@@ -1,4 +1,4 @@
-"""Hold the summary of a finished stage for terminal, UI and report page, and build its parts from a record."""
+"""Define the summary of a finished stage for terminal, UI and report page, and build its parts from a record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StageReport:
 
 
 def group(metrics: Metrics, prefix: str) -> dict[str, int]:
-    """Return the metrics whose names begin with a prefix, without it."""
+    """Return the metrics whose names begin with a prefix, under their names without the prefix."""
     return {name.removeprefix(prefix): count for name, count in metrics.items() if name.startswith(prefix)}
 
 

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent / "templates"
 _COLOURS = Path(str(files("treadle.core"))) / "colours.css"
-"""Shared with the report's page."""
+"""Style sheet with the colours, which the report's page uses too."""
 _STATIC = {
     "colours.css": "text/css",
     "viewer.css": "text/css",
@@ -46,7 +46,7 @@ _STATIC = {
 }
 _REFRESH_S = 3.0
 _NO_STORE = {"cache-control": "no-store"}
-"""Browsers must not cache the contents of a run."""
+"""Headers that keep browsers from caching the contents of a run."""
 MAX_SHOWN_PIXELS = 40_000_000
 """Pixels of the largest picture that is served; browsers decode all of them."""
 _TRAJECTORY_PATH = "/{iteration}/{stage}/{key:path}"
@@ -80,7 +80,7 @@ def make_app(run: Run, trace_back: pages.TraceBack, *, refresh_s: float = _REFRE
 
 
 class _Viewer:
-    """Request handlers. Each request runs in a thread of its own."""
+    """Request handlers. Each request runs in a separate thread."""
 
     def __init__(self, run: Run, refresh_s: float) -> None:
         self._run, self._run_id = run, run.run_id
@@ -127,14 +127,14 @@ class _Viewer:
         return PlainTextResponse(sanitize(one.segments[int(place)]["text"]), 200, _NO_STORE)
 
     def picture(self, request: Request) -> Response:
-        """Return a picture of the run's store, with the type that its own bytes give; anything else is not served."""
+        """Return a picture of the run's store, with the type that its bytes show; other files are not served."""
         digest = request.path_params["digest"]
         try:
             data = self._pictures.get(digest)
             found = None if data is None else read_picture(data, MAX_SHOWN_PIXELS)
         except ValueError:
             found = None
-        # The digest is checked, so what the page names is what it shows.
+        # Check the digest, so that the page cannot show another picture than the one that it names.
         if found is None or found.digest != digest:
             raise HTTPException(404, "There is no such picture in this run.")
         return Response(found.data, 200, {**_NO_STORE, "content-disposition": "inline"}, found.media_type)

@@ -70,7 +70,7 @@ class Snapshot:
     unfinished: list[tuple[str, str]]
     """Started but unfinished instances, with their state."""
     wrong: RunProblems
-    """What looks wrong with rollouts and scores."""
+    """Likely problems of rollouts and scores."""
     problems: list[str]
     """Error messages of tables that cannot be read."""
 
@@ -117,10 +117,10 @@ class Catalogue:
         )
         by_instance = {part.instance: part for part in parts}
         all_problems = list(dict.fromkeys([*damaged.values(), *problems]))
-        # With readers of its own: those of `run` verify a file when the viewer first shows a trajectory of it.
+        # Uses its own readers: those of `run` should verify a file only when a trajectory of it is first shown.
         wrong = self._wrong.problems(records, self._run)
         self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, wrong, all_problems)
-        self._state = None if problems else state  # With problems, read the tables again at the next look.
+        self._state = None if problems else state  # With problems, read the tables again at the next refresh.
 
     def _unfinished(self, records: Sequence[StageRecord]) -> list[tuple[str, str]]:
         finished = {record.address for record in records}
@@ -130,7 +130,7 @@ class Catalogue:
         for address in sorted(begun - finished):
             with contextlib.suppress(ConfigError):  # Skip files that are not attempts of an instance.
                 state = self._run.status(Address.parse(address)).state
-                # One that has completed since the records were read is shown at the next look.
+                # An instance that has completed since the records were read is shown at the next refresh.
                 found += [(address, state)] if state != "completed" else []
         return found
 

@@ -77,7 +77,7 @@ class Index:
 
     @cached_property
     def environments(self) -> set[tuple[str, str]]:
-        """Instances with the names of the environments of their trajectories."""
+        """Pairs of an instance and the name of an environment of its trajectories."""
         pairs = self.facts.group_by(["instance", "environment"]).aggregate([]).to_pylist()
         return {(pair["instance"], pair["environment"]) for pair in pairs}
 

@@ -16,7 +16,7 @@ _LABELS = ("run", "instance", "model", "url")
 
 
 class _ModelServers(Collector):
-    """Collector of the states; each reading looks them up."""
+    """Collector of the states of model servers; each collection reads them again."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

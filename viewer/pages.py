@@ -1,4 +1,4 @@
-"""Compute what each page shows, as plain values for its template."""
+"""Compute the content of each page, as plain values for its template."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ListedTrajectory:
 
     facts: Mapping[str, Any]
     question: str
-    """Beginning of its question."""
+    """Beginning of the question's text."""
     shows_calls: bool = True
-    """False if its environment may have no tools, and it made no call."""
+    """Whether the number of calls is shown; False if the environment may have no tools and no call was made."""
 
     @property
     def style(self) -> str:
@@ -56,9 +56,10 @@ class FilterGroup(NamedTuple):
 
 
 TraceBack = Callable[[Run, str], Sequence[Mapping[str, Any]]]
-"""Run and key of a trajectory or question -> steps from the source on, as printed by `treadle lineage --json`.
+"""Function from a run and the key of a trajectory or question to the steps that made it, from the source on.
 
-The command line passes it, since the viewer cannot import `treadle.tasks`.
+The steps are those that `treadle lineage --json` prints. The command line passes this function, because the viewer
+cannot import `treadle.tasks`.
 """
 
 
@@ -129,7 +130,7 @@ def changes(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> 
 
 
 def lineage(trace_back: TraceBack, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
-    """Return the values of the lineage page: source steps and the tree of the question."""
+    """Return the values of the lineage page: steps from the source, and related trajectories of the question."""
     key = one.facts["question_key" if one.kind == "rl_rollouts" else "key"]
     steps: Sequence[Mapping[str, Any]] = ()
     problem = None
@@ -198,7 +199,7 @@ def _has_tools(snapshot: Snapshot, instance: str, environment: str) -> bool:
 
 
 def _related_lines(snapshot: Snapshot, numbers: Sequence[int]) -> dict[str, Any]:
-    """Return the first of these trajectories, and their total number."""
+    """Return list lines of the first of these trajectories (given by row numbers), and their total number."""
     return {"num": len(numbers), "lines": _lines(snapshot, snapshot.index.rows(numbers[:_MAX_SHOWN_RELATED]))}
 
 

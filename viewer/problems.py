@@ -1,4 +1,4 @@
-"""Select what looks wrong with rollouts and scores for the list and for the pages of trajectories."""
+"""Select likely problems of rollouts and scores for the list and for the pages of trajectories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ShownProblem:
 
     @property
     def of_instance(self) -> Selection:
-        """Selection of the trajectories of the instance."""
+        """Selection that shows all trajectories of the instance."""
         return Selection().toggled("instance", self.instance)
 
 
@@ -73,6 +73,6 @@ class ProblemReader:
 
 
 def _shown_at(address: str, known: Mapping[str, StageRecord]) -> str:
-    """Return the instance at which the trajectories of an instance are shown; of a reused one, the original."""
+    """Return the instance under which trajectories are shown; for a reused instance, the one that made the result."""
     record = known.get(address)
     return (result_origin(record, lambda other: known.get(str(other))) if record is not None else "") or address

@@ -56,9 +56,9 @@ class LoadedTrajectory:
     """Ledger of tool calls; empty for `rl_rollouts`, which stores none."""
     question: dict[str, Any] | None
     has_preferences: bool
-    """Whether there are candidates for its turns, or pairs of rollouts like it."""
+    """Whether there are candidates for turns of its instance's rollouts, or pairs of these rollouts."""
     hides: bool
-    """Whether its task has something that is hidden from the agent."""
+    """Whether its task has information that is hidden from the agent."""
     score: dict[str, Any] | None
     """Row of `scores`."""
     sft_row: dict[str, Any] | None
@@ -68,7 +68,7 @@ class LoadedTrajectory:
     judgements: Sequence[Mapping[str, Any]] = ()
     """Rows of `judgements` about its answer and its calls."""
     plan: PlanChart | None = None
-    """Calls of a planning agent over time; None for others."""
+    """Calls of a planning agent over time; None for other agents."""
 
     @property
     def targets(self) -> np.ndarray | None:
@@ -150,7 +150,7 @@ def _judgements(snapshot: Snapshot, part: InstancePart, one: LoadedTrajectory) -
 
 
 def _has_same_input(snapshot: Snapshot, one: LoadedTrajectory, key: str) -> bool:
-    """Return whether another trajectory of the instance gives a judge the same input."""
+    """Return whether a judge gets the same input from the trajectory `key` of the same instance."""
     other = read_segments(snapshot, one.facts["instance"], key)
     return other is not None and _shown(other) == _shown(one.segments)
 

@@ -54,7 +54,7 @@ class ShownSegment:
     style: str
     """CSS class; see `style_of`."""
     tool: str
-    """Name of the tool of a native call, whose kind does not say it; empty for other pieces, or if unknown."""
+    """Name of the tool of a native call, which its kind does not contain; empty for other pieces, or if unknown."""
     is_unclosed: bool
     """Whether the closing marker is missing."""
     preview: str
@@ -73,12 +73,12 @@ class ShownSegment:
 
     @property
     def is_plain(self) -> bool:
-        """True if the kind says nothing more than who speaks."""
+        """True if the kind names only the speaker."""
         return not has_markers(self.kind)
 
     @property
     def is_folded(self) -> bool:
-        """True if the piece is collapsed at first: tool results, and thoughts apart from the text, are long."""
+        """True if the piece is collapsed at first: tool results and separate reasoning, because they are long."""
         return self.kind in (RESULT, REASONING, PRIVATE)
 
     @property
@@ -170,7 +170,7 @@ def calls_by_place(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, 
 
 
 def _tags(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return one entry per tag: of several queries the first one that did not go well, else the first."""
+    """Return one entry per tag: if it has several queries, the first whose status is not `ok`, else the first one."""
     found: dict[object, Mapping[str, Any]] = {}
     for place, call in enumerate(calls):
         match = _OF_A_BATCH.fullmatch(call.get("id", ""))

@@ -34,7 +34,7 @@ def collect_problem(problems: list[str]) -> Iterator[None]:
 
 
 def read_log(storage: Storage, record: StageRecord, kind: str, columns: tuple[str, ...]) -> pa.Table | None:
-    """Return columns of a telemetry log of a stage; None if it has none, or no longer. Raises ArtifactError."""
+    """Return columns of a stage's telemetry log; None if it never existed or was deleted. Raises ArtifactError."""
     file = record.telemetry.get(kind)
     return None if file is None else _read_log(storage, file, columns)
 

@@ -212,7 +212,7 @@ class InstancePart:
     joined: JoinedTables
 
     def environment_type(self, name: str) -> str:
-        """Return the type of an environment; its name if the instance used no such one."""
+        """Return the type of an environment, or its name if the instance did not use it."""
         return self.environments.get(name, name)
 
     @property
@@ -235,7 +235,7 @@ class QuestionTables:
         )
 
     def payload(self, key: str) -> dict[str, Any]:
-        """Return what is hidden in a question; empty without any. Raise ArtifactError if it cannot be read."""
+        """Return the hidden payload of a question; empty without one. Raise ArtifactError if it cannot be read."""
         row = self._columns(key, ("payload",))
         payload: dict[str, Any] = orjson.loads(row["payload"] or "{}") if row is not None else {}
         return payload

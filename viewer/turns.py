@@ -18,12 +18,12 @@ POLICY = "policy"
 
 @dataclass(frozen=True, slots=True)
 class TurnHead:
-    """Head of the segments that one speaker wrote without interruption.
+    """Heading above the segments that one speaker wrote without interruption.
 
     Attributes:
         speaker: "policy", or a value of `SPEAKERS`.
-        numbers: Numbers of the policy's turns in it, from 1; empty for others, or if unknown.
-        rewards: Rewards of these turns, without those that have none.
+        numbers: Numbers of the policy's turns below this heading, from 1; empty for other speakers, or if unknown.
+        rewards: Rewards of these turns, without turns that have no reward.
     """
 
     speaker: str
@@ -32,7 +32,7 @@ class TurnHead:
 
     @property
     def label(self) -> str:
-        """Who speaks, with the turn."""
+        """Name of the speaker, with the numbers of the turns if they are known."""
         if not self.numbers:
             return self.speaker
         first, last = self.numbers[0], self.numbers[-1]
@@ -45,16 +45,17 @@ def turn_heads(
     rewards: Sequence[float | None] = (),
     num_turns: int = 0,
 ) -> dict[int, TurnHead]:
-    """Map the index of the first segment of each message to its head; empty unless the trajectory is a dialogue.
+    """Return the headings of a dialogue: index of the first segment below it -> heading.
 
-    A dialogue has messages of others between turns of the policy, or rewards of turns.
+    Returns an empty dict for a trajectory that is no dialogue: a dialogue has messages of a partner, a tool or the
+    system between turns of the policy, or rewards of turns.
 
     Args:
         segments: All segments; `start` and `end` index the ids of their sample.
-        samples: The samples with their `turn_starts`; in text mode these are empty, and turns have numbers only if each
-            wrote something.
-        rewards: Reward of each turn, None for turns without one; may be empty.
-        num_turns: Number of turns.
+        samples: The samples with their `turn_starts`. In text mode there are no `turn_starts`; then the policy's
+            messages are numbered only if there are as many as turns, so that each belongs to one turn.
+        rewards: Reward of each turn, None for a turn without one; may be empty.
+        num_turns: Number of turns of the policy.
     """
     if not rewards and not any(segment["kind"] in SPEAKERS for segment in segments):
         return {}
@@ -75,7 +76,11 @@ def trimmed_places(segments: Sequence[Mapping[str, Any]]) -> frozenset[int]:
 
 @dataclass(slots=True)
 class _Group:
-    """Neighbouring segments of one speaker. `kind` is empty for the policy; `end`: sample, and offset in its ids."""
+    """Consecutive segments of one speaker.
+
+    `place` is the index of the first segment, `kind` that of its message (empty for the policy), and `end` the number
+    of the sample with the end offset in its ids.
+    """
 
     place: int
     kind: str
@@ -89,7 +94,7 @@ def _groups(segments: Sequence[Mapping[str, Any]]) -> list[_Group]:
     is_open = False
     for place, segment in enumerate(segments):
         kind = segment["kind"]
-        # The offsets of another sample begin at 0 again.
+        # At a trimmed place a new sample begins, whose offsets begin at 0 again.
         sample += place in trimmed
         offset = segment["end"]
         if kind in SYSTEM_KINDS:

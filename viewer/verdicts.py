@@ -51,7 +51,7 @@ class ShownChoice(NamedTuple):
 
     state: str
     judge: str
-    """Name of the judge; empty if none had to be asked."""
+    """Name of the judge; empty if the choice needed no judge."""
     replies: list[str]
     error: str | None
 
@@ -62,11 +62,11 @@ class ShownVerdict:
 
     word: str
     by: str
-    """What decided; empty if nothing did."""
+    """Scorer, judge or environment that decided; empty if there is no verdict."""
     prediction: str
     """Predicted answer; empty if there is none."""
     predicted_as: str = "prediction"
-    """Name of the prediction: an environment scores without one, so its last turn is shown."""
+    """Label of the prediction: if an environment scores, there is no prediction, so the last turn is shown."""
     measures: Mapping[str, float | None]
     """Figures by name; None without a value."""
     said: list[JudgeReply] = field(default_factory=list)
@@ -143,7 +143,7 @@ def _votes(row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> S
 
 
 def _choice(row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> ShownChoice | None:
-    """Return the choice among attempts, or None if this one was not compared."""
+    """Return the choice among attempts, or None if this trajectory was not compared."""
     if row["best_of"] is None:
         return None
     made: Mapping[str, Any] = next((one for one in judgements if one["kind"] == "best_of"), {})
@@ -157,10 +157,7 @@ def _replies(said: Mapping[str, Any]) -> list[str]:
 
 
 def reward_of(one: LoadedTrajectory) -> list[tuple[str, float | None, str]]:
-    """Return the parts of a reward; empty without a reward.
-
-    Each part is a name, a value, and what it means.
-    """
+    """Return the parts of a reward as (name, value, explanation); empty without a reward."""
     if one.kind != "rl_rollouts":
         return _environment_reward(one.row)
     row = one.row
@@ -170,7 +167,7 @@ def reward_of(one: LoadedTrajectory) -> list[tuple[str, float | None, str]]:
 
 
 def _environment_reward(row: Mapping[str, Any]) -> list[tuple[str, float | None, str]]:
-    """Return what the environment said during the rollout, before `scores`."""
+    """Return the reward and its parts that the environment reported during the rollout, before the stage `scores`."""
     outcome: Mapping[str, Any] = orjson.loads(row["outcome"]) if row.get("outcome") else {}
     rewards = [reward for reward in row.get("turn_rewards") or () if reward is not None]
     if row.get("reward") is None and not outcome:

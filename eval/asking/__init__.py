@@ -1,1 +1,1 @@
-"""What judge models are asked in the stage `scores`, beyond single answers, and how they are asked."""
+"""Requests to judge models in the stage `scores`: choices among attempts, and the open judge models."""

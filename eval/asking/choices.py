@@ -1,7 +1,7 @@
 """List the choices among attempts that a judge model has to make: for each question one among its first attempts.
 
-Gold answers have no part in it. A choice without alternatives needs no model: among attempts of which at most one has
-an answer, and among equal answers, whose verdicts are equal, too.
+The model does not see gold answers. No model is asked if at most one attempt has an answer, or if all answers are
+equal, because equal answers have equal verdicts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class AttemptGroup:
 
     Attributes:
         attempts: The first attempts, in the order of their numbers.
-        judgement: Request for a choice among those that have an answer; None if `settled`.
-        settled: Place of the attempt that is picked without a model.
+        judgement: Request for a choice among the attempts that have an answer; None if no model is needed.
+        settled: Place of the attempt that is picked without a model; None if `judgement` is set.
     """
 
     attempts: tuple[Answer, ...]
@@ -58,7 +58,7 @@ class AttemptGroup:
 
 
 class AttemptChoices:
-    """Choices of a stage instance; none without a model."""
+    """Factory of the choices of a stage instance; a choice that needs a judge requires a configured model."""
 
     def __init__(self, settings: ScoresSettings, trained: Sequence[str] = ()) -> None:
         self._settings = settings
@@ -66,7 +66,7 @@ class AttemptChoices:
         self._identity = judge_identity(self.role, choice_judge_digest(), trained=trained)
 
     def collector(self, rollouts: Iterable[Rows]) -> AttemptCollector:
-        """Return what gathers the attempts at each question, given the tables that they are in."""
+        """Return a collector of the attempts at each question, from tables of rollouts."""
         return AttemptCollector(self, rollouts, self._settings.options.best_of.attempts)
 
     def group(self, attempts: Sequence[Answer]) -> AttemptGroup:
@@ -103,7 +103,7 @@ class AttemptChoices:
         return str(scorer_named(task.rule, self._settings.scorers).READS) == "answer"
 
     def _is_candidate(self, answer: Answer) -> bool:
-        """Return whether an attempt may be right: others are never shown."""
+        """Return whether an attempt may be right; the judge sees only such attempts."""
         if self._compares_answers(answer):
             return answer.is_answered and bool(answer.prediction.strip())
         return answer.status != FAILED
@@ -113,9 +113,9 @@ class AttemptChoices:
 
 
 class AttemptCollector:
-    """Gathers the first attempts at each question from a stream of rollouts.
+    """Collector of the first attempts at each question from a stream of rollouts.
 
-    Attempts are held until the last one of their question was seen; usually they follow each other.
+    Attempts are kept until the last one of their question has come; usually they follow each other.
     """
 
     def __init__(self, choices: AttemptChoices, rollouts: Iterable[Rows], num_attempts: int) -> None:
@@ -137,7 +137,7 @@ class AttemptCollector:
         return len(self._wanted)
 
     def add(self, answer: Answer) -> AttemptGroup | None:
-        """Take the next rollout; return the group that is complete with it, if any."""
+        """Take the next rollout; return the group of its question if this rollout completes it, else None."""
         question = str(answer.row["question_key"])
         wanted = self._wanted.get(question, [])
         if answer.key not in wanted:

@@ -1,4 +1,4 @@
-"""Ask the open judge models: about answers and trajectories, for votes on calls, and for choices among attempts."""
+"""Send judgements to the open judge models: on answers and trajectories, votes on calls, choices among attempts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treadle.eval.stored_judgements import choice_fields, verdict_fields, vote_f
 
 
 class OpenJudges:
-    """Open judge models of a stage instance."""
+    """The open judge models of a stage instance."""
 
     def __init__(self, settings: ScoresSettings, judge_queue: JudgeQueue, choices: AttemptChoices) -> None:
         self._settings, self._judge_queue, self._choices = settings, judge_queue, choices
@@ -27,7 +27,7 @@ class OpenJudges:
         self._best_of: ChoiceJudge | None = None
 
     async def open(self, sessions: ModelSessions, wanted: Collection[tuple[str, str]]) -> None:
-        """Open the models of pending judgements, (kind, model); the other endpoints need not be up."""
+        """Open the models of pending judgements, given as (kind, model); endpoints of other models need not be up."""
         settings, judge = self._settings, self._judge_queue.judge
         for name, role in settings.judges.items():
             if (judge.kind, name) in wanted:

@@ -1,1 +1,1 @@
-"""What figures of scored rollouts are computed from: terms by question, attempts, prices."""
+"""Parts that figures of scored rollouts are computed from: sums by question, attempts, lengths and prices."""

@@ -43,7 +43,7 @@ def num_attempts_of(name: str) -> int:
 def attempt_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
     """Return the sums of a figure over attempts; raise KeyError for any other name.
 
-    Rollouts without a verdict are left out, and then questions with fewer than k.
+    Rollouts without a verdict are left out first, then questions with fewer than k rollouts.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -65,9 +65,9 @@ def attempt_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
 def attempt_figures(rollouts: Sequence[ScoredRollout]) -> list[str]:
     """Return the names of the figures over attempts that a data set has; none if a question has one rollout.
 
-    k is 2, 4, 8, … up to the smallest number of rollouts per question, and that number, which alone `avg@`, `std@`
-    and `maj@` have. `best@` differs from `pass@` only if some P is neither 0 nor 1. Of all these, rewards have
-    only `pass@`.
+    k is 2, 4, 8, … up to the smallest number of rollouts per question, and that number itself; `avg@`, `std@` and
+    `maj@` have only the latter. `best@` is left out if every score is 0 or 1, because it then equals `pass@`. Of all
+    these, a data set with rewards has only `pass@`.
     """
     ks, compared = pass_at_ks(rollouts), _compared(rollouts)
     picked = [f"{BEST_OF}{len(next(iter(compared.values())))}"] if compared else []
@@ -83,7 +83,7 @@ def attempt_figures(rollouts: Sequence[ScoredRollout]) -> list[str]:
 
 
 def _compared(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollout]]:
-    """Return question key -> the attempts among which a judge was to choose, by sorted key."""
+    """Return question key -> the attempts that were compared to pick one, sorted by key."""
     found: dict[str, list[ScoredRollout]] = {}
     for one in rollouts:
         if one.best_of is not None:
@@ -92,7 +92,10 @@ def _compared(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollout
 
 
 def _best_of_sums(rollouts: Iterable[ScoredRollout]) -> FigureSums:
-    """Return the sums of the picked attempts; questions without a choice or a verdict on it are left out, never 0."""
+    """Return the sums of the picked attempts.
+
+    Questions without a picked attempt, or without a verdict on it, are left out instead of counting as 0.
+    """
     compared, values, num_undecided = _compared(rollouts), dict[str, tuple[float, float]](), 0
     for key, ours in compared.items():
         picked = next((one for one in ours if one.best_of == PICKED), None)
@@ -104,7 +107,7 @@ def _best_of_sums(rollouts: Iterable[ScoredRollout]) -> FigureSums:
 
 
 def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
-    """Return 2, 4, 8, … up to the smallest number of rollouts per question, and that number; empty if it is 1."""
+    """Return 2, 4, 8, … up to the smallest number n of rollouts per question, and n itself; empty if n is 1."""
     least = min(Counter(rollout.question_key for rollout in rollouts).values(), default=1)
     powers = [1 << exponent for exponent in range(1, least.bit_length())]
     return sorted({*powers, least} - {1})
@@ -124,7 +127,7 @@ def _value(kind: str, rollouts: Sequence[ScoredRollout], k: int) -> float:
 
 
 def _majority(rollouts: Sequence[ScoredRollout]) -> float:
-    """Return the share of right ones among the rollouts with the most frequent answer; of a tie, the mean of both.
+    """Return the share of right rollouts among those with the most frequent answer; in a tie, the mean of the shares.
 
     Rollouts without an answer do not vote. Equal answers may have different verdicts, because of judges.
     """

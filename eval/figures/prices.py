@@ -1,4 +1,4 @@
-"""Compute what a rollout costs, from prices of tokens and fees of tools."""
+"""Compute the cost of a rollout from prices of tokens and fees of tools."""
 
 from __future__ import annotations
 

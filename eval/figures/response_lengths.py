@@ -1,4 +1,4 @@
-"""Split rollouts by the tokens that the model wrote, and describe how these are spread. Pure functions.
+"""Split rollouts by the number of tokens that the model wrote, and compute quantiles of it. Pure functions.
 
 Documented in docs/behaviour/metrics.md.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from treadle.eval.scored_rollout import ScoredRollout
 
 RESPONSE_TOKENS = "response_tokens:"
-"""Prefix of the quantiles of the tokens of responses."""
+"""Prefix of the names of quantiles of the number of response tokens."""
 _QUANTILES: Mapping[str, tuple[int, str]] = {
     "p25": (25, "lower quartile"),
     "p50": (50, "median"),
@@ -30,7 +30,7 @@ BUCKETS = "response tokens"
 QUARTERS = "response tokens, quarters"
 """Name of the split into four parts of about the same size."""
 _FEWEST = 8
-"""Rollouts from which a data set is split into quarters."""
+"""Minimum number of rollouts for a split into quarters."""
 _BUCKET_STARTS = (50, 200, 500)
 BUCKET_NAMES = ("<50", "50-199", "200-499", ">=500")
 
@@ -45,10 +45,10 @@ def response_quantiles(rollouts: Iterable[ScoredRollout]) -> dict[str, float]:
 
 
 def by_length(rollouts: Sequence[ScoredRollout]) -> dict[str, dict[str, list[ScoredRollout]]]:
-    """Return split -> group -> rollouts, the shortest first; without splits that have a single group, and
-    without quarters of fewer than eight rollouts.
+    """Return name of the split -> group -> rollouts, the shortest first.
 
-    Rollouts without a number of tokens are in no group. Equal numbers are in the same quarter.
+    Splits with a single group are left out, and quarters of fewer than eight rollouts. Rollouts without a number of
+    tokens are in no group. Rollouts with equal numbers are in the same quarter.
     """
     known = [(one.response_tokens, one) for one in rollouts if one.response_tokens is not None]
     if not known:

@@ -21,7 +21,7 @@ class FigureSums:
 
     @property
     def value(self) -> float | None:
-        """Value of the figure; None without rollouts; infinite per right answer if there is none."""
+        """Value of the figure; None without rollouts; infinite for an amount per right answer if no answer is right."""
         total = math.fsum(count for _, count in self.questions.values())
         if not total:
             return math.inf if self.is_per_pass and self.questions else None

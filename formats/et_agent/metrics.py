@@ -42,7 +42,7 @@ class LegacySample:
 
     @property
     def tool_counts(self) -> int:
-        """T: number of tool tags."""
+        """T: number of pairs of `python` and `search` tags in the output, each a tool call."""
         return self.python_calls + self.search_calls
 
 
@@ -97,7 +97,10 @@ def legacy_count_tag(output: str, tag: str) -> int:
 
 
 def legacy_efficiency(samples: Sequence[LegacySample]) -> float:
-    """Return the mean of P / T (P without calls). P of math is the judge's verdict even without a judge, hence 0."""
+    """Return the mean of P / T, or of P for a sample without tool calls; T is `LegacySample.tool_counts`.
+
+    P is the F1 for qa, and the judge's verdict for math, which is 0 without a judge.
+    """
     return mean_of(
         [
             _judged_or_f1(sample) / sample.tool_counts if sample.tool_counts else _judged_or_f1(sample)
@@ -111,7 +114,10 @@ def _judged_or_f1(sample: LegacySample) -> float:
 
 
 def legacy_productivity(correctness: float, mean_calls: float) -> float:
-    """Return `tool_productivity`, 100 · A · T / (T + 0.1): more calls raise it, and without calls it is 0."""
+    """Return `tool_productivity`, 100 · A · T / (T + 0.1), with correctness A and mean number of calls T.
+
+    More calls raise it, and without calls it is 0.
+    """
     return 100 * correctness * mean_calls / (mean_calls + PRODUCTIVITY_SIGMA) if mean_calls else 0.0
 
 

@@ -27,7 +27,7 @@ _FAINT = "#c8c8c8"
 
 @dataclass(frozen=True, slots=True)
 class IntervalRow:
-    """A value with its interval, shown in a row of its own."""
+    """A value with its interval, shown in one row of a chart."""
 
     group: str
     """Consecutive rows with the same group are shown together under its name."""

@@ -39,7 +39,7 @@ class Chart:
     description: str
     svg: bytes
     note: str = ""
-    """Sentence below the picture: what it does not show."""
+    """Sentence below the picture about data that it does not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ class Page:
 
     title: str
     facts: Sequence[tuple[str, str]]
-    """Names and values below the title: what the page is about."""
+    """Names and values below the title, such as the run and its models."""
     sections: Sequence[Section]
     notes: Sequence[str] = field(default=())
-    """What is missing and why; shown at the top."""
+    """Sentences about missing parts and the reasons; shown at the top."""
 
 
 def render_page(page: Page) -> bytes:

@@ -21,9 +21,9 @@ _READ = (*_COPIED, "sample_index", "samples")
 
 
 def held_out_rollouts(inputs: Mapping[str, Sequence[Rows]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rollouts of each held-out task that has several with a reward, as rows that the critic can score.
+    """Yield the rollouts of each held-out task that has at least two with a reward, as rows that the critic can score.
 
-    `reward` is that of the rollout; all other columns are those of a candidate, which is the whole rollout here.
+    A row has the columns of a candidate, which here is the whole rollout, and `reward`.
     """
     split = {row["question_key"]: row["split"] for row in _rows(inputs["questions"], ("question_key", "split"))}
     rewards = {
@@ -61,7 +61,7 @@ def _as_candidate(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(slots=True)
 class BestOf:
-    """Rewards of held-out tasks: on average, of the critic's choice, and of the best rollout."""
+    """Sums over held-out tasks of three rewards: the mean over rollouts, that of the critic's choice, and the best."""
 
     num_tasks: int = 0
     num_rollouts: int = 0
@@ -70,7 +70,7 @@ class BestOf:
     best: float = 0.0
 
     def add(self, rewards: Sequence[float], scores: Sequence[float]) -> None:
-        """Add one task; equal scores are decided by place."""
+        """Add one task, with the reward of each rollout and its score by the critic; the first of equal scores wins."""
         self.num_tasks += 1
         self.num_rollouts += len(rewards)
         self.mean += sum(rewards) / len(rewards)

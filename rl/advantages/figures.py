@@ -12,7 +12,7 @@ from treadle.stages.report import StageReport
 
 
 def advantages_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettings]) -> StageReport:
-    """Return how many candidates were scored, and what was left out."""
+    """Return a report with the number of scored candidates, and the numbers of turns and tasks left out."""
     metrics = record.metrics
     sentences = [
         f"The critic scored {metrics['candidates']:,} candidates of {metrics['turns']:,} turns; their advantages have "

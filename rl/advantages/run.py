@@ -1,4 +1,7 @@
-"""Score candidates by teacher forcing: equal models give 0. Each turn is a job in a journal that resumes it."""
+"""Score candidates by teacher forcing; if critic and reference are equal, all scores are 0.
+
+Each turn is a job, whose requests are journaled, so that an interrupted job resumes.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,9 @@ _COPIED = ("turn_key", "candidate", "rollout_key", "question_key", "turn", "num_
 
 @dataclass(frozen=True, slots=True)
 class ScoredTurn:
-    """Job: the candidates of one turn, as rows of `candidates`; `key` owns its records in the journal.
+    """Job: the candidates of one turn, as rows of `candidates`; the journal stores its scores under `key`.
 
-    With `is_task`, they are whole rollouts of a task, each with its `reward`.
+    With `is_task`, the candidates are whole rollouts of a task, each with its `reward`.
     """
 
     key: str
@@ -79,7 +82,7 @@ class AdvantagesRun(JobStage[ScoredTurn]):
     async def _run_job(self, job: ScoredTurn) -> None:
         assert self._forcing is not None
         contexts, cache = self._contexts(job.candidates[0]), JournalCache(self._journal, job.key)
-        # A policy that is sure of itself samples the same text again and again.
+        # Equal candidates are scored once; a policy with low entropy samples many of them.
         different = {_ids_of(row): row for row in reversed(job.candidates)}
         asked = [
             (
@@ -107,7 +110,7 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         self._context.progress.advance(1)
 
     def _leave_out(self, job: ScoredTurn, error: WindowTooSmall) -> None:
-        """Finish a job without advantages: those of some of its candidates alone would rank the short ones only."""
+        """Finish a job without advantages: to score only the candidates that fit would compare only short ones."""
         left_out = {"left_out": error.reason, "why": str(error), "prompt_tokens": self._tokens_of_units(job.key)}
         self._journal.finish(job.key, orjson.dumps(left_out))
         self._context.progress.advance(1)
@@ -128,7 +131,7 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         return {"critic": hidden, "reference": hidden if is_conditioned else plain}
 
     def _count_earlier(self) -> None:
-        """Charge the budget with what earlier attempts used."""
+        """Count the tokens of earlier attempts against the budget."""
         for job in self._own_jobs():
             if self._journal.is_finished(job.key):
                 self._budget.count(self._settings.critic, self._stored(job.key)["prompt_tokens"], 0)
@@ -208,5 +211,5 @@ class AdvantagesRun(JobStage[ScoredTurn]):
 
 
 def _ids_of(row: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids and the mask of a candidate, by which its score is known."""
+    """Return the ids and the mask of a candidate; candidates in which both are equal have the same score."""
     return tuple(row["ids"]), tuple(row["mask"])

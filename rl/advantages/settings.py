@@ -24,7 +24,7 @@ class AdvantagesOptions(TurnRequests):
 
 
 class AdvantagesSettings(MixedSettings):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `advantages` reads."""
 
     critic_name: str
     """Name of the model whose settings serve the critic."""
@@ -39,7 +39,7 @@ class AdvantagesSettings(MixedSettings):
     hidden: bool = True
     """Whether the critic sees hidden information, as it did in its training."""
     hidden_chars: int = 16_000
-    """Longest statement of it in characters, as in its training."""
+    """Maximum number of characters of hidden information that the critic sees, as in its training."""
     is_mean: bool = True
     """Whether advantages are per token; false for a critic that was trained on sums."""
     options: AdvantagesOptions = AdvantagesOptions()

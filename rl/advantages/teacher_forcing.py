@@ -1,6 +1,6 @@
-"""Score token ids by teacher forcing: their log-probability under critic and reference, from the servers.
+"""Score token ids by teacher forcing: the servers of critic and reference return the log-probability of each id.
 
-Both sums are over the same ids, so equal models give the same.
+Both models score the same ids, so equal models give equal sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ONE_TOKEN = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
 
 
 class WindowTooSmall(TreadleError):
-    """Context window that has no room for the ids to score; `reason` names whose it is, for counts."""
+    """Error for a context window that has no room for the ids to score; `reason` names the role, for counts."""
 
     def __init__(self, role: ScoringRole, model: str, turn: str, why: str) -> None:
         super().__init__(f"models.{model}: the {role} cannot score turn {turn}: {why}; raise max_model_len")
@@ -36,11 +36,11 @@ class ScoredSpan:
     """Token ids to score, after a context.
 
     Attributes:
-        context: Ids before them.
-        ids: The ids.
-        mask: 1 for each of them that counts, else 0.
-        turn: Name of the turn, for messages, and for the choice of a server that knows the context.
-        unit: Name of the unit with the score.
+        context: Token ids before `ids`.
+        ids: Token ids to score.
+        mask: 1 for each of `ids` that counts, else 0.
+        turn: Name of the turn, for messages, and for the choice of a server that has the context in its cache.
+        unit: Name under which the score is cached.
     """
 
     context: Sequence[int]
@@ -83,13 +83,13 @@ class TeacherForcing:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """Tokenizer of both."""
+        """Tokenizer of both models."""
         tokenizer = self.sessions["reference"].tokenizer
         assert isinstance(tokenizer, ChatTokenizer)
         return tokenizer
 
     def check(self, role: ScoringRole, span: ScoredSpan) -> None:
-        """Raise WindowTooSmall if the window of a server is known, and has no room for the ids and one more."""
+        """Raise WindowTooSmall if a server's window is known and too small for the context, the ids and one more id."""
         session, needed = self.sessions[role], len(span.context) + len(span.ids) + 1
         window = session.facts.max_model_len
         if window is not None and needed > window:
@@ -100,7 +100,7 @@ class TeacherForcing:
     async def score(
         self, role: ScoringRole, span: ScoredSpan, *, cache: CallCache, deadline: float
     ) -> tuple[float, int]:
-        """Return the summed log-probability of the ids that count, in nats, and the number of tokens that it took.
+        """Return the summed log-probability in nats of the ids that count, and the number of tokens of the request.
 
         Raises WindowTooSmall if the window of the server is too small, and ModelError.
         """

@@ -1,4 +1,4 @@
-"""Turn a completion into a candidate: its token ids as a rollout would keep them."""
+"""Convert a completion into a candidate, with the token ids that a rollout would keep of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from treadle.core.llm.types import Completion
 
 
 def candidate_of(completion: Completion, codec: Codec, dialect: Dialect) -> dict[str, Any]:
-    """Return the columns of a candidate: its ids as a rollout would keep them, cut after its first stop marker.
+    """Return the columns of a candidate; its ids are those that a rollout would keep, up to the first stop marker.
 
-    An id that ended the turn is kept. Ids that were encoded here, next to such a cut, have mask 0.
+    An id that ended the turn is kept. Ids that were encoded again because of the cut have mask 0.
     """
     ids, end = list(completion.token_ids or ()), []
     while ids and ids[-1] in codec.eos_ids:

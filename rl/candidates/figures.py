@@ -12,7 +12,7 @@ from treadle.stages.report import StageReport
 
 
 def candidates_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettings]) -> StageReport:
-    """Return how many candidates were sampled, and which turns have none."""
+    """Return a report with the numbers of candidates, of turns without candidates, and of rollouts left out."""
     metrics = record.metrics
     sentences = [
         f"{metrics['candidates']:,} candidates for {metrics['turns']:,} turns of {metrics['rollouts']:,} rollouts; "

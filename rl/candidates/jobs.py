@@ -30,8 +30,8 @@ class TurnJob:
     """One turn whose alternatives are sampled.
 
     Attributes:
-        key: Owner of its records in the journal.
-        head: Columns of its rows in `candidates` that all alternatives share.
+        key: Key of the job, under which the journal stores its completions.
+        head: Columns of `candidates` that are the same in the rows of all alternatives.
     """
 
     key: str
@@ -39,7 +39,7 @@ class TurnJob:
 
 
 class TurnJobs:
-    """The turns of the selected rollouts; each loop over them reads the tables again."""
+    """Iterable of the turns of the selected rollouts; each loop over it reads the tables again."""
 
     def __init__(self, settings: CandidatesSettings, inputs: Mapping[str, tuple[Rows, ...]]) -> None:
         self._settings = settings
@@ -49,7 +49,7 @@ class TurnJobs:
         self.selected = self._select()
         """Keys of the selected rollouts."""
         self.left_out: Counter[str] = Counter()
-        """Reason -> number of selected rollouts whose turns cannot be used, once all jobs have been read."""
+        """Reason -> number of selected rollouts whose turns cannot be used; complete after a whole iteration."""
 
     def _select(self) -> frozenset[str]:
         rows = (row for table in self._rollouts for row in table.rows(("rollout_key", "question_key")))

@@ -1,6 +1,6 @@
-"""Sample alternatives for turns: each turn in its own job, from a journal that resumes it.
+"""Sample alternatives for turns; each turn is a job.
 
-Every completion is journaled before it is used, so an interrupted stage does not ask for it again.
+Every completion is journaled before it is used, so an interrupted stage does not request it again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class CandidatesRun(JobStage[TurnJob]):
         return completion
 
     def _count_earlier(self) -> None:
-        """Charge the budget with what earlier attempts sampled."""
+        """Count the tokens of earlier attempts against the budget."""
         for job in self._own_jobs():
             if self._journal.is_finished(job.key):
                 self._budget.count(self._settings.model, *self._stored(job.key)["used"])

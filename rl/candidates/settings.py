@@ -23,7 +23,7 @@ class CandidatesOptions(TurnRequests):
 
 
 class CandidatesSettings(MixedSettings):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `candidates` reads."""
 
     model_name: str
     """Name of the policy in the configuration."""

@@ -24,13 +24,13 @@ from treadle.rl.rewards.model_asker import ModelAsker
 from treadle.rl.rewards.verdict_store import VerdictStore
 
 NO_ADVANTAGE = 1e-8
-"""Size below which an advantage counts as none."""
+"""An advantage whose absolute value is below this counts as 0."""
 
 
 class AttributionCredit(CreditRule):
     """Advantages of turns from the labels of a model (good, bad) and the outcome of the trajectory.
 
-    Statistics are those of the group: of one task with one query.
+    Means and deviations are those of the group: all rollouts of one task.
     """
 
     PARTS: ClassVar[Mapping[str, str]] = {
@@ -46,13 +46,13 @@ class AttributionCredit(CreditRule):
     """Type of the rule."""
     model: ModelSettings | None = None
     """The model that labels, with its endpoints, as in `[models.<name>]`; a chat service that is reachable from the
-    engine's process. It retries failed requests as its keys say."""
+    engine's process. Its keys decide how failed requests are retried."""
     scheme: Scheme = "decouple"
     """How labels become values: `decouple` gives +`fix_base` or -`fix_base`; `allocation` shares +1 of a success or -1
     of a failure among the turns."""
     outcome_on: OutcomeOn = "last_step"
-    """What the outcome, compared with its group's, is added to: the `last_step`, `all_steps`, or nothing
-    (`only_prm`)."""
+    """Turns to which the outcome (the reward, standardised within the group) is added: the `last_step`, `all_steps`,
+    or none (`only_prm`)."""
     alpha: float = Field(default=0.1, ge=0.0)
     """Weight of the labels' values next to the outcome; not used with `only_prm`."""
     alpha_decay: Literal["none", "cosine"] = "none"
@@ -62,17 +62,18 @@ class AttributionCredit(CreditRule):
     total_steps: int | None = Field(default=None, ge=1)
     """Steps until `alpha` is smallest; None means those of the phase."""
     fix_base: float = Field(default=0.2, gt=0.0)
-    """Size of a turn's value in `decouple`."""
+    """Absolute value of a turn's value in `decouple`."""
     consistent: float = Field(default=1.0, ge=0.0)
     """Weight in `allocation` of turns whose labels agree with the outcome: good ones of a success, bad ones of a
     failure."""
     inconsistent: float = Field(default=0.2, ge=0.0)
     """Weight in `allocation` of the other turns."""
     weighting: Weighting = "trajectories"
-    """What counts alike when values are normalised within the group: `trajectories`, or all their `steps`. `none` does
-    not normalise."""
+    """Units with equal weights when values are normalised within the group: `trajectories`, or all their `steps`.
+    `none` does not normalise."""
     by_length: bool = False
-    """Whether what is added to the K turns of a trajectory is divided by the root of K; `decouple` only."""
+    """Whether the terms whose sums are advantages are divided by the square root of K, for a trajectory of K turns;
+    `decouple` only."""
     prm_steps: int | None = Field(default=100, ge=1)
     """Step from which on nothing is labelled and the advantages are those of `outcome`; None labels in all steps."""
     skip: Literal["none", "no_advantage", "failures"] = "none"
@@ -102,7 +103,7 @@ class AttributionCredit(CreditRule):
         return self
 
     def check(self, where: str) -> None:
-        """Raise ConfigError without a model that has endpoints."""
+        """Raise ConfigError if no model is set, or if it has no endpoints."""
         if self.model is None or not self.model.endpoints:
             raise ConfigError(
                 f"{where}: rl.credit has no model that labels; set it, such as rl.credit.model = "
@@ -111,7 +112,7 @@ class AttributionCredit(CreditRule):
 
     @contextlib.contextmanager
     def open(self, folder: Path | None = None) -> Iterator[None]:
-        """See `CreditRule`; requests are sent from a thread of their own, and labels are kept."""
+        """See `CreditRule`; requests are sent from a separate thread, and labels are stored in `folder`."""
         assert self.model is not None, "check refuses it"
         limits = AskingLimits(
             attempts=self.attempts,
@@ -155,7 +156,7 @@ class AttributionCredit(CreditRule):
         return made
 
     def _labels(self, group: CreditGroup, places: Sequence[int]) -> dict[int, list[bool] | None]:
-        """Return the labels of the rollouts that are not skipped, by place; None if no reply could be read."""
+        """Return place -> labels for the rollouts that are not skipped; labels are None if no reply could be read."""
         assert self._attributor is not None, "rules are used inside `open`"
         advantages = scored_advantages(group.rewards)
         asked = [
@@ -185,7 +186,7 @@ class AttributionCredit(CreditRule):
 
 
 def _label_parts(labels: Mapping[int, list[bool] | None], place: int, reward: float) -> dict[str, float]:
-    """Return the parts about the labels of a rollout; none if it was not labelled."""
+    """Return the parts about the labels of a rollout; empty if the model was not asked about it."""
     if place not in labels:
         return {}
     if (known := labels[place]) is None:

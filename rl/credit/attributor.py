@@ -1,6 +1,6 @@
-"""Ask a model which steps of a rollout were good: one request per rollout, kept by digest.
+"""Ask a model which steps of a rollout were good, in one request per rollout; store the labels by the request's digest.
 
-What it is shown and what it replies is text of models, so it is data: nothing in it is followed or evaluated.
+Prompt and reply contain text of models. This text is data: no instruction in it is followed, and no code is evaluated.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from treadle.rl.credit.base import TurnText
 from treadle.rl.rewards.model_asker import ModelAsker
 
 MAX_PART_CHARS = 2_000
-"""Longest action and longest observation of a step that are shown in full; of longer ones both ends are."""
+"""Maximum length of an action, and of an observation, that is shown in full; only both ends of a longer one are."""
 _MAX_TASK_CHARS = 8_000
 _MOST_REFUSALS = 2
-"""Number of times that a service may refuse to label a rollout, such as by its content policy."""
+"""Number of refusals, such as by a content policy, after which a rollout is not sent to the service again."""
 _LEAST_CASES = 32
-"""Number of rollouts after which mostly unreadable replies end a training."""
+"""Minimum number of rollouts before a low share of readable replies ends the training."""
 _UNREADABLE = "-"
-"""Kept in place of labels, so that a resumed training does not pay for the same reply again."""
+"""Stored instead of labels, so that a resumed training does not pay for the same unreadable reply again."""
 _VERDICT = re.compile(r"\bstep\s{0,3}#?(\d{1,5})(?:\s{0,3}judge?ment)?\s{0,3}[:=-]\s{0,3}(GOOD|BAD)\b", re.IGNORECASE)
 _WORD = re.compile(r"\b(?:GOOD|BAD)\b")
 _INSTRUCTIONS = """\
@@ -84,7 +84,7 @@ class Attributor:
     """Model that labels steps. `labels` may be called by several threads."""
 
     def __init__(self, asker: ModelAsker[str], model: str, limits: AskingLimits) -> None:
-        """Use an open asker; `model` is the name of the model that it asks: replies of another one do not count."""
+        """Use an open asker. `model` names the model that it asks; labels stored from another model are not used."""
         self._asker = asker
         self._model = model
         self._limits = limits
@@ -98,10 +98,10 @@ class Attributor:
         return self._asker.servers()
 
     def labels(self, cases: Sequence[LabelCase]) -> list[list[bool] | None]:
-        """Return for each rollout whether its steps are good; None if no reply could be read.
+        """Return for each rollout whether its steps are good; None if the model gave no readable reply.
 
-        Raises EndpointUnavailable, ModelError if the service has answered nothing and refuses a request, and
-        EngineError if too many replies could not be read so far.
+        Raises EndpointUnavailable, ModelError if a request is refused before the service has answered any, and
+        EngineError if too small a share of all rollouts so far has a readable reply.
         """
         found = self._asker.run(self._labels(cases))
         with self._lock:
@@ -124,11 +124,11 @@ class Attributor:
         return [None if isinstance(one, ModelError) else one for one in found]
 
     async def _label(self, case: LabelCase) -> list[bool] | ModelError | None:
-        """Return the labels of a rollout, None without a readable reply, or the error by which it is refused twice."""
+        """Return the labels of a rollout, None without a readable reply, or the error of the last refusal."""
         messages, refusals = messages_of(case), 0
         digest = hashlib.sha256(orjson.dumps([self._model, messages])).hexdigest()
         keys = [f"{digest}-{number}" for number in range(self._limits.attempts)]
-        # The labels may be those of a later request, if there was no reply to the first: they are looked for in all.
+        # Earlier requests may have got no readable reply, so the labels may be stored under any attempt's key.
         if labels := next(filter(_is_readable, map(self._asker.known, keys)), None):
             return _flags(labels)
         for number, key in enumerate(keys):

@@ -1,4 +1,4 @@
-"""Define what a credit rule is, and check what it returns. Documented in docs/behaviour/rewards.md."""
+"""Define the base class of credit rules, and check their results. Documented in docs/behaviour/rewards.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Credit:
 
     Attributes:
         advantages: One for all tokens, or one for each turn.
-        parts: Name -> value, as the rule declares; they are stored and averaged with the parts of the reward.
+        parts: Name -> value, with names from the rule's `PARTS`; stored and averaged like the parts of the reward.
     """
 
     advantages: Advantage
@@ -56,8 +56,8 @@ class CreditGroup:
 
     Attributes:
         task: The task.
-        items: The trajectories; `num_turns` and `turn_rewards` are those of their turns.
-        rewards: Reward of each item; those with `scored` false have the mean of the others.
+        items: The trajectories, with the number and the rewards of their turns.
+        rewards: Reward of each item; an item with `scored` false has the mean of the others.
         turns: Text of each turn of each item.
         step: Number of the step in the phase, from 1.
         num_steps: Number of steps of the phase.
@@ -80,7 +80,7 @@ class CreditRule(Entry):
     model_config = ConfigDict(allow_inf_nan=False)
 
     PARTS: ClassVar[Mapping[str, str]] = {}
-    """Name -> description of the facts about advantages that the rule returns, the most telling ones first."""
+    """Name -> description of each part (a number about advantages) that the rule returns, the most telling first."""
 
     type: str = "outcome"
     """Type of the rule: `outcome`, `attribution`, `my_file.py:Class` for a class in a file next to the configuration,
@@ -91,17 +91,17 @@ class CreditRule(Entry):
 
     @contextlib.contextmanager
     def open(self, folder: Path | None = None) -> Iterator[None]:
-        """Hold what the rule needs, such as connections, while the rule is used in a process.
+        """Keep resources of the rule, such as connections, open while a process uses it.
 
-        `folder` keeps what a resumed training should not pay for again; processes of one training share it, and it may
-        not exist yet. None outside of trainings.
+        `folder` is for results that a resumed training should not pay for again; processes of one training share it,
+        and it may not exist yet. It is None outside of trainings.
         """
         yield
 
     def servers(self) -> Sequence[tuple[str, EndpointState]]:
-        """Return the state of each model server that the rule asks, with the name of its model, for people.
+        """Return model and state of each model server that the rule uses, to be shown to the user.
 
-        It is called by any thread inside `open`.
+        Called by any thread inside `open`.
         """
         return ()
 
@@ -116,8 +116,8 @@ class CreditRule(Entry):
 def turn_credits(rule: CreditRule, group: CreditGroup) -> list[tuple[list[float], dict[str, float]]]:
     """Return the advantage of each turn of each item, 0 if the item was not scored, and the parts of its credit.
 
-    Raises EngineError, naming rule and task, if the rule raises or returns something else than a number for each item,
-    or one for each of its turns, with declared parts. EndpointUnavailable and other EngineErrors pass.
+    Raises EngineError, naming rule and task, if the rule raises, or if it returns anything but a number for each item
+    (or for each of its turns) and declared parts. EndpointUnavailable and EngineErrors of the rule are passed on.
     """
     about = f"the credit rule {rule.type} failed on task {group.task.key}:"
     try:
@@ -161,9 +161,9 @@ def _parts(rule: CreditRule, credit: Credit, about: str) -> dict[str, float]:
 
 
 def token_advantages(of_turns: Sequence[float], turn_starts: Sequence[int], num_ids: int) -> list[float]:
-    """Return the advantage of each id after the prompt: that of the newest turn that began at or before it.
+    """Return the advantage of each of the `num_ids` token ids after the prompt: that of the turn that it belongs to.
 
-    `turn_starts` are the ascending numbers of ids before each turn. Ids before the first turn get 0.
+    `turn_starts` has the place of the first id of each turn, ascending. Ids before the first turn get 0.
     """
     values = [0.0] * num_ids
     for place, (start, value) in enumerate(zip(turn_starts, of_turns, strict=True)):
@@ -173,7 +173,10 @@ def token_advantages(of_turns: Sequence[float], turn_starts: Sequence[int], num_
 
 
 def token_credits(advantages: Sequence[float], mask: Sequence[int]) -> list[float]:
-    """Return scores of ids such that the sum of those from an id with mask 1 on is its advantage; 0 for other ids."""
+    """Return a score for each id, such that the scores from an id with mask 1 to the end add up to its advantage.
+
+    Ids with mask 0 get the score 0.
+    """
     scores, later = [0.0] * len(mask), 0.0
     for place in reversed(range(len(mask))):
         if mask[place]:

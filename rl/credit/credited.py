@@ -30,7 +30,10 @@ class CreditedItems:
 def credit_items(
     rule: CreditRule, group: Group, task: Task, rewards: Sequence[RewardedItem], *, step: int, num_steps: int
 ) -> CreditedItems:
-    """Return what a rule makes of a rewarded group; `task` has its payload. Raises what `turn_credits` raises."""
+    """Return the advantages that a rule gives to a rewarded group; `task` must have its payload.
+
+    Raises what `turn_credits` raises.
+    """
     known = CreditGroup(
         task=task,
         items=group.items,
@@ -47,9 +50,9 @@ def credit_items(
 
 
 def turn_texts(trajectory: Trajectory) -> list[TurnText]:
-    """Return the text of each turn of a trajectory with token ids, by which its segments belong to turns.
+    """Return the text of each turn of a trajectory; a segment belongs to the turn in which its first token id lies.
 
-    A segment that two turns wrote belongs to the first of them.
+    The trajectory must have token ids.
     """
     texts = []
     parts = by_sample(trajectory.segments)
@@ -62,6 +65,6 @@ def turn_texts(trajectory: Trajectory) -> list[TurnText]:
 
 
 def _text(segments: Sequence[Segment], *, written: bool) -> str:
-    """Return what the model wrote, or what the environment did."""
+    """Return the text of the model if `written`, else that of the environment."""
     kept = (segment for segment in segments if segment.kind != FRAME and (segment.kind not in SYSTEM_KINDS) == written)
     return "".join(segment.text for segment in kept)

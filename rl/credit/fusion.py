@@ -1,8 +1,9 @@
 """Join labels of steps with the outcomes of a group into advantages (AgentEvolver, arXiv 2511.10395, ADCA-GRPO).
 
-Labels become values of steps, which are normalised within the group; each trajectory's outcome, compared with its
-group's, is added to its steps; the advantage of a step is the sum of what it and all later steps got. Pure functions:
-a list has one item per trajectory, and a list in it one per step. Documented in docs/behaviour/rewards.md.
+Labels become values of steps, which are normalised within the group. A trajectory's outcome (its reward, standardised
+within the group) is added to the values of its steps. The advantage of a step is the sum over it and all later steps.
+All functions are pure: a list has one item per trajectory, a list within it one per step. Documented in
+docs/behaviour/rewards.md.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ OutcomeOn = Literal["last_step", "all_steps", "only_prm"]
 Weighting = Literal["trajectories", "steps", "none"]
 
 EPSILON = 1e-8
-"""Added to the variance of the values of steps; outcomes that spread no more than this count as equal."""
+"""Added to the variance of the values of steps. Rewards whose standard deviation is at most this count as equal."""
 SUCCESS = 0.5
-"""Reward above which the fusion takes a trajectory for a success."""
+"""Reward above which the fusion counts a trajectory as a success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +31,12 @@ class FusionSettings:
     Attributes:
         scheme: How labels become values of steps.
         outcome_on: Steps that the outcome is added to; `only_prm` adds it to none.
-        alpha: Weight of the values of steps next to the outcome.
-        fix_base: Size of a value in `decouple`.
+        alpha: Factor of the values of steps, to which the outcome is added with factor 1; not used with `only_prm`.
+        fix_base: Absolute value of a step's value in `decouple`.
         consistent, inconsistent: Weights in `allocation` of steps whose labels agree with the outcome, and of others.
-        weighting: What counts alike in the mean and variance of the group.
-        by_length: Whether the sums of K steps are divided by the root of K, in `decouple`.
+        weighting: Whether each trajectory or each step has the same weight in the group's mean and variance; with
+            `none` values are not normalised.
+        by_length: Whether the terms of a trajectory with K steps are divided by the square root of K.
     """
 
     scheme: Scheme = "decouple"
@@ -49,12 +51,14 @@ class FusionSettings:
 
 @dataclass(frozen=True, slots=True)
 class FusedSteps:
-    """Advantages of the steps of a trajectory, and what they consist of.
+    """Advantages of the steps of a trajectory, and facts about the terms that they are sums of.
 
     Attributes:
         advantages: Advantage of each step.
-        outcome_share: Share of the outcome in the sizes of all that was added; None if that is 0.
-        agrees: Whether the first advantage, the sum of all, is above 0 exactly if the trajectory is a success.
+        outcome_share: Sum of the absolute values of the outcome's terms, divided by that of all terms (outcome and
+            step values); None if the divisor is 0.
+        agrees: Whether the advantage of the first step, which sums the terms of all steps, is above 0 exactly if the
+            trajectory is a success; False without steps.
     """
 
     advantages: list[float]
@@ -67,8 +71,8 @@ def fuse(
 ) -> list[FusedSteps]:
     """Return the advantages of the steps of a group.
 
-    Labels state for each step whether it is good. Missing ones are taken for good, in `allocation` only if the
-    trajectory is a success; those beyond its steps are ignored.
+    `labels` has for each step whether it is good. Missing labels count as good in `decouple`; in `allocation` as good
+    if the trajectory is a success, else as bad. Labels beyond the last step are ignored.
     """
     aligned = [
         _aligned(flags, number, settings.scheme == "decouple" or reward > SUCCESS)
@@ -85,10 +89,10 @@ def fuse(
 def step_values(
     labels: Sequence[Sequence[bool]], rewards: Sequence[float], settings: FusionSettings
 ) -> list[list[float]]:
-    """Return the values of the steps before the group is normalised.
+    """Return the values of the steps before they are normalised within the group.
 
-    `decouple`: +`fix_base` for good ones, else -`fix_base`. `allocation`: shares of +1 for a success and of -1 for a
-    failure, by the weights of the steps.
+    `decouple`: +`fix_base` for a good step, -`fix_base` for a bad one. `allocation`: +1 for a success, or -1 for a
+    failure, divided among the steps in proportion to their weights.
     """
     if settings.scheme == "decouple":
         return [[settings.fix_base if good else -settings.fix_base for good in flags] for flags in labels]
@@ -100,7 +104,7 @@ def step_values(
 
 
 def normalised(values: Sequence[Sequence[float]], weighting: Weighting) -> list[list[float]]:
-    """Return values less their mean and divided by their deviation, in which trajectories or steps count alike."""
+    """Return values less their mean, divided by their deviation; `weighting` is explained in `FusionSettings`."""
     groups: list[Sequence[float]] = [own for own in values if own]
     if weighting == "none" or not groups:
         return [list(own) for own in values]
@@ -120,7 +124,7 @@ def standard_scores(rewards: Sequence[float]) -> list[float]:
 
 
 def decayed(alpha: float, alpha_min: float, step: int, total_steps: int) -> float:
-    """Return `alpha` at the start, `alpha_min` from `total_steps` on, and half a cosine wave between them."""
+    """Return the weight at a step, which falls from `alpha` to `alpha_min` at `total_steps` as half a cosine wave."""
     progress = min(max(step / total_steps, 0.0), 1.0)
     return alpha_min + 0.5 * (alpha - alpha_min) * (1.0 + math.cos(math.pi * progress))
 
@@ -130,7 +134,7 @@ def _aligned(flags: Sequence[bool], number: int, missing: bool) -> list[bool]:
 
 
 def _allocated(weights: Sequence[float], total: float) -> list[float]:
-    """Return shares of a total by weights; 0 if all weights are."""
+    """Divide a total in proportion to weights; all shares are 0 if all weights are 0."""
     whole = math.fsum(weights)
     return [total * weight / whole if whole > EPSILON else 0.0 for weight in weights]
 

@@ -29,5 +29,5 @@ AnyCredit = TypeAliasType("AnyCredit", Annotated[SerializeAsAny[CreditRule], Wra
 
 
 def is_default(rule: CreditRule) -> bool:
-    """Return whether engines compute the advantages themselves, because the rule is the usual one."""
+    """Return whether the rule is `outcome`, whose advantages engines compute themselves."""
     return type(rule) is OutcomeCredit

@@ -71,7 +71,7 @@ def dpo_arguments(
 
 
 def training_plan(options: DpoOptions, model: str, machine: Machine, **shape: Any) -> dict[str, Any]:
-    """Return what the engine needs to know besides the pairs; `shape` are the keywords of `dpo_arguments`.
+    """Return the engine's plan: everything that it needs except the pairs; `shape` is passed on to `dpo_arguments`.
 
     `model` is a folder or a hub id. Raises ConfigError as `dpo_arguments` does.
     """
@@ -106,7 +106,7 @@ def lora_arguments(options: DpoOptions) -> dict[str, Any] | None:
 
 
 def _for_variant(options: DpoOptions, machine: Machine) -> dict[str, Any]:
-    """Return the arguments that differ between CPU and GPU; TRL turns bf16 on unless it is told otherwise."""
+    """Return the arguments that differ between CPU and GPU; `bf16` is always set, or TRL would turn it on."""
     checkpointing = options.gradient_checkpointing
     if machine.variant == "cpu":
         if machine.num_devices > 1:
@@ -125,7 +125,7 @@ def _for_variant(options: DpoOptions, machine: Machine) -> dict[str, Any]:
 
 
 def _spread(options: DpoOptions, machine: Machine, longest_row: int) -> tuple[int, int]:
-    """Return the number of pairs per device and pass, and of passes per update."""
+    """Return the number of pairs that a device processes at once, and how often it does so per update."""
     processes = machine.num_processes
     share, rest = divmod(options.batch_size, processes)
     if rest:

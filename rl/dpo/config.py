@@ -77,7 +77,7 @@ class DpoOptions(TrainingOptions):
 
 
 class DpoSettings(Section):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `dpo` reads."""
 
     options: DpoOptions = DpoOptions()
     """Model and hyperparameters, with the aggregate filled in."""

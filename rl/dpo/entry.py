@@ -33,7 +33,7 @@ def _settings(plan: Plan, address: Address) -> DpoSettings:
 
 
 def _inputs(plan: Plan, address: Address) -> Inputs:
-    """Return the pairs and the start: by default pairs of trajectories for the critic, of turns for a policy."""
+    """Return the pairs and the base model; by default pairs of trajectories for the critic, of turns for a policy."""
     model = plan.options(address, DpoOptions).model
     checkpoint = named_checkpoint(model)
     for made in checkpoint:

@@ -18,9 +18,9 @@ _PANELS = ("loss", "accuracy", "margin")
 
 
 def draw_pair_curves(log: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return an SVG of loss, accuracy and margin over the steps, from rows of `pair_log`; equal rows, equal bytes.
+    """Return an SVG of loss, accuracy and margin over the steps, from rows of `pair_log`.
 
-    Raises ConfigError without matplotlib.
+    Equal rows give equal bytes. Raises ConfigError without matplotlib.
     """
 
     def draw(figure: Any) -> None:
@@ -37,7 +37,7 @@ def draw_pair_curves(log: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def dpo_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettings]) -> StageReport:
-    """Return what was trained, and its steps."""
+    """Return a report with sentences about the training, a table of held-out pairs, and a row per step."""
     metrics = record.metrics
     sentences = [
         f"{metrics['steps']:,} steps over {metrics['rows']:,} pairs, scores by {metrics['aggregate']}; loss "

@@ -1,7 +1,7 @@
-"""Refuse models that are trained on preferences in another way than as language models on token ids.
+"""Reject models that are not plain language models on text, which the stage `dpo` cannot train.
 
-The paper of SWEET-RL (arXiv 2503.15478) has a critic of pictures with one regression head. TRL 1.16 trains a regression
-head on ids of text alone (`RewardTrainer`), and its values are of whole sequences, not of single turns.
+The paper of SWEET-RL (arXiv 2503.15478) has a critic that reads pictures and has a regression head. TRL 1.16 trains
+regression heads only on text (`RewardTrainer`), for values of whole sequences, not of single turns.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from pathlib import Path
 from treadle.core.errors import ConfigError
 
 _HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "RewardModel")
-"""Ends of the names of architectures that return values in place of probabilities of tokens."""
+"""Suffixes of the names of architectures that return values instead of probabilities of tokens."""
 _PICTURES = ("vision_config", "image_token_id", "image_token_index")
 """Keys of the configuration of a model that reads pictures."""
 _REMEDY = "name a language model for text, whose log-ratios are the scores of turns"
 
 
 def check_language_model(config: Path, where: str) -> None:
-    """Raise ConfigError for a model with a regression head, or one of pictures.
+    """Raise ConfigError for a model with a regression head, or one that reads pictures.
 
-    `config` is its `config.json`, which may be missing; `where` is the key that names the model. A file that cannot be
-    read is left to the trainer.
+    `config` is the model's `config.json`; `where` is the configuration key that names the model. A missing or
+    unreadable file is not checked here: the trainer reports it.
     """
     try:
         read = json.loads(config.read_bytes())

@@ -1,4 +1,4 @@
-"""Know the instances of the stage `dpo`: the critic, and policies."""
+"""Define the instances of the stage `dpo`, which are the critic and policies, and their options."""
 
 from __future__ import annotations
 

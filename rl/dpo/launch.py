@@ -52,7 +52,7 @@ class PairStep:
     """Norm of the gradient before clipping."""
     epoch: float
     seconds: float
-    """Seconds in training so far, over all attempts, without work that was lost with them."""
+    """Seconds in training so far, over all attempts, without steps that were lost when an attempt ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class PairEvents(EventLog[PairStep]):
     """Reader of the events of a training on preferences.
 
     Attributes:
-        validations: Figures of the held-out pairs by step, without those of steps that were lost.
+        validations: Step -> figures of the held-out pairs, without steps that were lost when an attempt ended.
     """
 
     _validation: TypeAdapter[PairValidation] = TypeAdapter(PairValidation)

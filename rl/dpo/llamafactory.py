@@ -45,9 +45,10 @@ model before training.
 
 
 def pair_record(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the line of a pair; None if its conversation does not alternate from a human message to a human message.
+    """Return a pair as a record of the data set; None if its conversation cannot be used.
 
-    LLaMA-Factory would leave such a line out with no more than a line in its log.
+    Human and other messages must alternate, and the first and last ones must be human. LLaMA-Factory would drop any
+    other record with nothing but a line in its log.
     """
     messages = orjson.loads(row["messages"])
     system = [message["content"] for message in messages if message["role"] == "system"]
@@ -66,7 +67,7 @@ def pair_record(row: Mapping[str, Any]) -> dict[str, Any] | None:
 def policy_arguments(options: DpoOptions, template: str | None = None) -> dict[str, Any]:
     """Return the keys of LLaMA-Factory for the training of a policy on one device.
 
-    Raises ConfigError for scores that are not sums, which its losses do not have.
+    Raises ConfigError if the aggregate is not `sum`, the only one that LLaMA-Factory's losses have.
     """
     if options.aggregate != "sum":
         raise ConfigError(

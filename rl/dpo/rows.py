@@ -37,10 +37,10 @@ class PairSelection:
 
     Attributes:
         train: Places of the pairs to train on.
-        held_out: Places of the others.
+        held_out: Places of the pairs to hold out.
         longest: Number of tokens of the longest side with its prompt.
-        num_target_tokens: Tokens of the pairs to train on that count in the loss.
-        tokenizers: Digests of their tokenizers.
+        num_target_tokens: Number of tokens that count in the loss, in the pairs to train on.
+        tokenizers: Digests of the tokenizers that the pairs were made with.
         prompt: Prompt of the first pair.
         left_out: Reason -> number of pairs left out.
     """
@@ -57,8 +57,8 @@ class PairSelection:
 def split_pairs(tasks: Sequence[str], share: float, how: str, seed: int) -> frozenset[int]:
     """Return the places of the pairs to hold out; `tasks` has the task of each pair.
 
-    `task` draws whole tasks until they have the share of the pairs, but leaves one to train on, so that no task is on
-    both sides. `first` takes the first pairs, whatever their tasks.
+    With `how` "task", all pairs of randomly drawn tasks are held out, until they reach the share; at least one task is
+    left to train on. With "first", the first pairs are held out, regardless of their tasks.
     """
     count = int(len(tasks) * share)
     if not share or len(tasks) < 2:
@@ -90,7 +90,10 @@ class PairStore:
         self._address = address
 
     def select(self) -> PairSelection:
-        """Return the pairs to use; raise StageFailed if no pair is left, ConfigError for what a policy may not see."""
+        """Return the pairs to use.
+
+        Raises StageFailed if no pair is left, and ConfigError if pairs with hidden information would train a policy.
+        """
         places, tasks, left_out = [], [], Counter[str]()
         for place, row in enumerate(self._rows(("pair_key", *_READ[1:]))):
             if row["hidden"] and not self._settings.is_critic:

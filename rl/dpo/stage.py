@@ -43,7 +43,7 @@ class _PairProgress(StepProgress[PairStep]):
 
 
 class DpoRun:
-    """One attempt at the stage."""
+    """State of one attempt of the stage."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
@@ -148,7 +148,7 @@ class DpoRun:
 
 
 def pair_log(done: PairTraining) -> list[dict[str, Any]]:
-    """Return the rows of `pair_log`: training steps, then held-out pairs."""
+    """Return the rows of `pair_log`: training steps, then the figures of held-out pairs."""
     empty = dict.fromkeys(("learning_rate", "grad_norm", "seconds"))
     names = PAIR_LOG.schema.names[1:]
     train = [{"split": "train", **{name: getattr(step, name) for name in names}} for step in done.steps]

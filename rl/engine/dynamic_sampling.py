@@ -1,8 +1,8 @@
 """Choose the groups of a step among those of several draws: dynamic sampling (DAPO, arXiv 2503.14476).
 
 A step draws questions until enough of their groups have rewards that differ. The questions of each draw depend only on
-the seed, the step and the number of the draw, so a resumed training draws those that it would have drawn without the
-interruption. Documented in docs/behaviour/rl.md. Only the standard library is imported.
+the seed, the step and the number of the draw, so a resumed training draws the same questions as an uninterrupted one.
+Documented in docs/behaviour/rl.md. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ G = TypeVar("G")
 
 
 class NoSpread(Exception):
-    """Error for a step in whose draws the rewards of every group were equal."""
+    """Error for a step in which, after all draws, every group has equal rewards."""
 
 
 @dataclass(slots=True)
@@ -40,11 +40,11 @@ class Draws(Generic[G]):
     number: int = 0
 
     def chosen(self, count: int) -> list[G]:
-        """Return the groups of a step of `count`: kept ones, and equal ones if there are too few."""
+        """Return at most `count` groups for the step: those whose rewards differ, then those with equal rewards."""
         return [*self.kept, *self.equal][:count]
 
     def figures(self, count: int) -> dict[str, int]:
-        """Return the figures of a step of `count` groups: draws, and groups that were dropped."""
+        """Return metrics of a step of `count` groups: draws, and groups dropped as equal or as surplus."""
         filled = max(0, min(count - len(self.kept), len(self.equal)))
         return {
             "num_draws": self.number,
@@ -56,9 +56,9 @@ class Draws(Generic[G]):
 def rows_of_draw(num_rows: int, per_draw: int, step: int, draw: int, seed: int) -> list[int]:
     """Return the indices of the rows of a draw (from 0) of a step (from 1).
 
-    First draws go over all rows in passes, in an order by the seed; rows that do not fill a draw at the end of a pass
-    are left out. Further draws take the other rows in an order of the step's own. No row is drawn twice in a step, so
-    the last draw may be smaller, and one after it is empty.
+    The first draws of all steps together pass over all rows, in an order by the seed; rows that do not fill a draw at
+    the end of a pass are left out. Further draws of a step take the other rows, in an order by seed and step. No row is
+    drawn twice in a step, so its last draw may be smaller; any draw after that is empty.
     """
     epoch, place = divmod(step - 1, num_rows // per_draw)
     first = _shuffled(num_rows, derive_seed(seed, "rows", epoch))[place * per_draw : (place + 1) * per_draw]
@@ -77,8 +77,8 @@ def draw_groups(
 ) -> Draws[G]:
     """Draw until `count` groups have rewards that differ, at most `max_extra` times after the first draw.
 
-    `rows_of` returns the rows of a draw (from 0); no further draw follows an empty one. `roll_out` gets them and the
-    number of rows of earlier draws, and returns a group for each. Raises NoSpread if the rewards of every group are
+    `rows_of` returns the rows of a draw (from 0); an empty draw ends the drawing. `roll_out` gets these rows and the
+    number of rows of earlier draws, and returns a group for each row. Raises NoSpread if the rewards of every group are
     equal.
     """
     draws: Draws[G] = Draws()

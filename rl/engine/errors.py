@@ -40,7 +40,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def report(error: Exception, events: EventFile, rank: int = 0) -> None:
-    """Print the traceback to the log and write the event `error`; if there are several, the first one counts."""
+    """Print the traceback to the log and write the event `error`; readers use only the first such event."""
     traceback.print_exception(error)
     message = f"{type(error).__name__}: {error}"[:2000] + (f" (process {rank})" if rank else "")
     events.write("error", kind=kind_of(error), message=message, rank=rank)

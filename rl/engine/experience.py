@@ -1,6 +1,6 @@
 """Use the pool of experience in a training: hints for the rollouts of a step, and updates from its rollouts.
 
-The pool at a step consists of what the stage gave and of the updates of earlier steps.
+The pool at a step has the records of the stage `experience`, and those that updates after earlier steps added.
 """
 
 from __future__ import annotations
@@ -86,12 +86,15 @@ class TrainingExperience:
         return self._use.update_steps > 0 and step % self._use.update_steps == 0
 
     def begin_update(self, step: int, made: Sequence[ScoredGroup]) -> None:
-        """Start to make experience of the rollouts of a step, if it is due and was not made by an earlier attempt."""
+        """Start to make experience from the rollouts of a step, if it is due and no earlier attempt stored it."""
         if self._updates is not None and self.is_due(step) and self._files.store.batch("step", step) is None:
             self._running = self._updates.begin(step, made, self.pool_at(step))
 
     def finish_update(self, heartbeat: Callable[[], None]) -> None:
-        """Wait until the update that was begun is stored; raise its error, such as EndpointUnavailable."""
+        """Wait until the started update, if any, is stored; raise its error, such as EndpointUnavailable.
+
+        `heartbeat` is called about once a second.
+        """
         if self._running is None:
             return
         while not concurrent.futures.wait([self._running], timeout=_WAIT_S).done:

@@ -1,7 +1,7 @@
-"""Make experience of the rollouts of a training step, in a thread, while the policy is trained on them.
+"""Make experience from the rollouts of a training step, in a thread, while the policy is trained on them.
 
-An update is stored once, and its replies before they are used, so a step that is made again after a kill pays for
-nothing and gets the same pool.
+An update is stored once, and each reply before it is used. A step that is repeated after a kill therefore gets the same
+pool, and pays for no stored reply again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExperienceUpdates:
-    """Open models on an event loop in a thread of its own, which works while the policy is trained."""
+    """Updates of the pool by models that are open on an event loop in a separate thread, for the whole training."""
 
     _author: Author
 
@@ -80,7 +80,7 @@ class ExperienceUpdates:
         self._loop.close()
 
     def begin(self, step: int, made: Sequence[ScoredGroup], pool: ExperiencePool) -> concurrent.futures.Future[None]:
-        """Start the update of a step; `pool` is the one that its rollouts saw."""
+        """Start the update of a step; `pool` is the pool that the rollouts of the step saw."""
         batches = list(_batches(made, self._files.settings.options.batch_size))
         return self._submit(self._update(step, batches, pool))
 

@@ -96,7 +96,7 @@ class GroupSource:
         return MixedRollouts({name: replace(one, over_sampler=sampler) for name, one in by_environment.items()})
 
     def validate(self, rows: Sequence[Task]) -> list[RewardedItem]:
-        """Return the reward of one greedy trajectory per row; raise EngineError if a prompt leaves no room for it."""
+        """Return the reward of one greedy trajectory per row; raise EngineError if a prompt leaves no room for one."""
         rollouts = MixedRollouts({name: one.greedy() for name, one in self._rollouts.by_environment.items()})
         jobs = [_job(row, str(place), 1, self._plan.seed, 0) for place, row in enumerate(rows)]
         made = self._make(rollouts, jobs, rows, 0)

@@ -28,13 +28,13 @@ def plan_of(job: Mapping[str, Any]) -> RlPlan:
 
 
 def require_unedited(job: Mapping[str, Any]) -> None:
-    """Raise BadPlan if code of users was edited since the plan was made: other code would train."""
+    """Raise BadPlan if a file with code of the user was edited since the plan was made."""
     if (file := edited_code(job["plan"], plan_of(job))) is not None:
         raise BadPlan(f"{file} was edited after the run had started; undo it, or start a new run")
 
 
 def add_import_folders(job: Mapping[str, Any]) -> None:
-    """Let this process import from the folders of code of users."""
+    """Add the folders with code of the user to this process's import path."""
     # Last, so that no package of the engine is replaced.
     sys.path += [folder for folder in job.get("import_folders", ()) if folder not in sys.path]
 
@@ -67,7 +67,7 @@ def read_tasks(path: Path, payloads: Payloads) -> list[Task]:
 
 
 class Payloads:
-    """Hidden payloads of tasks, which rows do not have."""
+    """Hidden payloads of tasks, which are stored apart from the rows."""
 
     def __init__(self, path: Path | None) -> None:
         """Read a file of `treadle.rl.training.stored_rows.PAYLOAD_SCHEMA`; None if no episode reads payloads."""
@@ -114,5 +114,5 @@ def first_prompt(path: Path, environments: Environments, codec: ChatTokenizer) -
 
 
 def prompt_ids(task: Task, environments: Environments, codec: ChatTokenizer) -> list[int]:
-    """Return the token ids of a task's prompt; those of its text if only an episode knows the prompt."""
+    """Return the token ids of a task's prompt, without parts that only an open episode can give."""
     return codec.prompt_ids(shown_messages(find_environment(environments, task.environment), task))

@@ -29,7 +29,7 @@ class GroupScorer:
     """Scorer of groups, with the plan's rules and the scorers of the stage `scores`. Thread-safe.
 
     Attributes:
-        live: Shows what this process does, the servers that the rules ask included.
+        live: Writer of the files that show what this process does, and the servers that the rules use.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class GroupScorer:
         self._environments = environments
 
     def rewards(self, group: Group, task: Task, step: int) -> list[RewardedItem]:
-        """Return the rewards of all trajectories of a task, which has its gold answers and payload, by the plan's rule.
+        """Return the rewards of all trajectories of a group by the plan's reward rule.
 
-        `step` counts from 1; 0 is a validation. Raises EngineError if algebra gave no verdict, or if the environment's
-        own scoring or the rule fails. Call it outside event loops.
+        `task` must have its gold answers and payload. `step` counts from 1; 0 is a validation. Raises EngineError if
+        the rule fails, and as `verdicts_of` does. Call it outside event loops.
         """
         environment = find_environment(self._environments, task.environment)
         verdicts = verdicts_of(group, task, self._scorers, environment.type)

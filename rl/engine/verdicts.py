@@ -39,7 +39,8 @@ class Verdicts:
 def verdicts_of(group: Group, task: Task, scorers: OpenScorers, environment_type: str) -> Verdicts:
     """Return the verdicts on a group; `environment_type` is the type of the task's environment, for messages.
 
-    Raises EngineError if algebra gave no verdict, or if the environment's own scoring fails.
+    Raises EngineError if an answer could not be compared with the gold answers (for example, computer algebra failed),
+    or if the environment's own scoring fails.
     """
     scorer = scorers.scorer_of(task)
     rollouts = [_Rollout(task, item, made) for item, made in zip(group.items, group.trajectories, strict=True)]
@@ -74,7 +75,7 @@ def _own_score(task: Task, result: Score | Exception, environment_type: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Rollout:
-    """Rollout of a group as scorers read it."""
+    """Rollout of a group, with the properties that scorers read."""
 
     task: Task
     item: GroupItem
@@ -82,12 +83,12 @@ class _Rollout:
 
     @property
     def status(self) -> str:
-        """How it ended."""
+        """Status with which the rollout ended."""
         return self.item.status
 
     @property
     def prediction(self) -> str:
-        """Its answer, as the stage `scores` extracts it."""
+        """Answer of the rollout, as the stage `scores` extracts it."""
         return extract_prediction({"kind": part.kind, "text": part.text} for part in self.item.segments)
 
     @property
@@ -96,5 +97,5 @@ class _Rollout:
         return self.made.trajectory.outcome
 
     def stored(self) -> StoredRollout:
-        """Return all of it."""
+        """Return the complete rollout, made from its trajectory."""
         return StoredRollout.of(self.made.trajectory)

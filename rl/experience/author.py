@@ -36,8 +36,9 @@ class Written:
     Attributes:
         records: Records with their verdicts, in the order of the reply.
         problem: Why there is no summary: `unreadable`, `too_long` or `timeout`; empty if there is one.
-        num_malformed: Items of the summary that are no records, or of a kind that the rollouts cannot support.
-        used: Prompt and sampled tokens by role.
+        num_malformed: Items of the summary that are no records, or of a kind that the rollouts cannot support, such as
+            a strategy if no rollout succeeded.
+        used: Role -> number of prompt tokens and of sampled tokens.
     """
 
     records: tuple[tuple[Experience, Verdict], ...] = ()
@@ -47,12 +48,12 @@ class Written:
 
     @property
     def valid(self) -> list[Experience]:
-        """Records that may be stored."""
+        """Records that the validator found valid; only these are stored."""
         return [one for one, verdict in self.records if verdict == "valid"]
 
 
 class _Usage:
-    """Tokens that were used, by role."""
+    """Counter of prompt and sampled tokens by role."""
 
     def __init__(self) -> None:
         self._prompt: Counter[str] = Counter()
@@ -64,7 +65,7 @@ class _Usage:
         self._sampled[role] += completion_tokens
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Return the sums by role."""
+        """Return role -> number of prompt tokens and of sampled tokens."""
         return {role: (self._prompt[role], self._sampled[role]) for role in sorted(self._prompt)}
 
 
@@ -86,8 +87,8 @@ class Author:
     ) -> Written:
         """Return experience from rollouts of one task; each reply is cached before it is used.
 
-        `head` makes a record from an item of the reply and raises ValueError for anything else. Raises ModelErrors if
-        a model cannot be reached.
+        `head` makes a record from an item of the reply, and raises ValueError for an item that is none. Raises
+        ModelErrors if a model cannot be reached.
         """
         usage = _Usage()
         with timed_work() as clock:

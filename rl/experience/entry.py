@@ -42,7 +42,7 @@ def experience_roles(
 
 
 def used_experience(plan: Plan, address: Address, use: ExperienceUse) -> ExperienceSettings | None:
-    """Return the rules of the pool of a training, and its models if it is updated; None without a pool.
+    """Return the settings of the pool of a training, with its models only if it is updated; None without a pool.
 
     Raises ConfigError as `experience_roles` does.
     """

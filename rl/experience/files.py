@@ -25,13 +25,13 @@ class ExperienceFiles:
         self.similarity = settings.options.similarity
         self.finder = open_finder(settings.options.encoder)
         self.store = ExperienceStore(LocalStorage(folder), "store", self.workspace)
-        """Updates and their replies."""
+        """Records that the updates added, and the replies that were paid for them."""
         self._folder = folder
         self._initial: list[Experience] | None = None
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> ExperienceFiles | None:
-        """Return the files of an engine's job; None if it has no pool."""
+        """Return the files that an engine's job names; None if the job has no pool."""
         given = job.get("experience")
         if given is None:
             return None
@@ -49,11 +49,11 @@ class ExperienceFiles:
         unfinished.replace(self._folder / _POOL)
 
     def pool(self, records: Iterable[Experience]) -> ExperiencePool:
-        """Return records as a pool with the rules of this one."""
+        """Return a pool of the given records, with this training's workspace, similarity and finder."""
         return ExperiencePool(self.workspace, self.similarity, records, self.finder)
 
     def records(self, *, before_step: int) -> list[Experience]:
-        """Return the records that the training began with, and those of the updates of earlier steps."""
+        """Return the records that the training began with, and those that updates before `before_step` added."""
         if self._initial is None:
             self._initial = list(read_records([self._folder / _POOL]))
         return [*self._initial, *self.store.records(before_step=before_step)]

@@ -1,4 +1,4 @@
-"""Find records of experience with the parts of the retriever: by words (BM25), or by vectors of an encoder."""
+"""Find records of experience by words (BM25) or by vectors of an encoder, with code of the package `retriever`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treadle.retriever.dense.encoders import Encoder
 
 Ranker = Callable[[str, int], list[int]]
-"""Function from a query and a number to the places of so many records, the best first."""
+"""Function from a query and a number k to the places of at most k records, the best first."""
 
 
 class Finder(Protocol):
@@ -38,7 +38,7 @@ class WordFinder:
 
         with (
             tempfile.TemporaryDirectory(prefix="treadle-experience-", ignore_cleanup_errors=True) as folder,
-            # Records of stop words alone have no word that could be searched for.
+            # `build` fails if all records consist of stop words: there is no word to search for.
             contextlib.suppress(DataError),
         ):
             build(Path(folder), (Document(one.key, one.situation, one.advice) for one in records))
@@ -49,10 +49,10 @@ class WordFinder:
 
 
 class VectorFinder:
-    """Finder by the inner product of vectors; it always finds as many records as it should."""
+    """Finder by the inner product of vectors; it finds as many records as asked for, if there are so many."""
 
     def __init__(self, settings: EncoderSettings) -> None:
-        """Use an encoder, which is opened for the first records."""
+        """Use an encoder, which is opened by the first call of `ranker`."""
         self._settings = settings
         self._encoder: Encoder | None = None
 
@@ -72,5 +72,5 @@ class VectorFinder:
 
 
 def open_finder(encoder: EncoderSettings | None) -> Finder:
-    """Return the finder that the settings select; without an encoder that by words."""
+    """Return a finder by the vectors of an encoder, or by words if `encoder` is None."""
     return WordFinder() if encoder is None else VectorFinder(encoder)

@@ -1,4 +1,4 @@
-"""Give rollouts of a group experience that fits their task, as hints that engines add to the prompt."""
+"""Give experience that fits a task to rollouts of its group, as hints that engines add to the prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from treadle.rl.experience.pool import ExperiencePool, shown_text
 from treadle.rl.experience.settings import PLACEHOLDER, ExperienceUse
 
 Fits = Callable[[Task, str], bool]
-"""Check of whether a task's prompt with a hint is short enough."""
+"""Function from a task and a hint to whether the task's prompt with the hint is short enough."""
 
 
 def prompt_fits(environments: Environments, codec: ChatTokenizer, max_tokens: int) -> Fits:
@@ -41,10 +41,10 @@ class Hints:
     """Experience for the groups of one step.
 
     Attributes:
-        use: Which rollouts see it, and how much.
+        use: Settings: which rollouts see experience, and how many records.
         pool: The records.
-        kept: Tasks whose training prompts keep it.
-        fits: Whether a prompt with a hint is short enough.
+        kept: Keys of the tasks whose training prompts keep the experience.
+        fits: Function that checks whether a task's prompt with a hint is short enough.
     """
 
     use: ExperienceUse
@@ -63,15 +63,15 @@ class Hints:
         return ""
 
     async def added_to(self, options: Sequence[EpisodeOptions], task: Task, seed: int) -> list[EpisodeOptions]:
-        """Return the options of a group, with the task's hint in those that the mode chooses."""
-        # An encoder may take longer than other groups of the event loop should wait.
+        """Return the options of a group's rollouts, with a hint in those that `rollout_mode` chooses."""
+        # In a thread: a slow encoder must not block other groups on the event loop.
         hint = await asyncio.to_thread(self.text_of, task)
         chosen = hinted_rollouts(self.use, len(options), seed) if hint else frozenset()
         return [self._hinted(one, hint, task) if place in chosen else one for place, one in enumerate(options)]
 
     def _hinted(self, options: EpisodeOptions, hint: str, task: Task) -> EpisodeOptions:
         if options.hint:
-            # A hint of the environment itself is always cut, and the two cannot be separated later.
+            # The environment's own hint is always cut from training prompts, and the joined text only as a whole.
             return replace(options, hint=f"{options.hint}\n\n{hint}")
         return replace(options, hint=hint, trains_on_hint=task.key in self.kept)
 
@@ -92,5 +92,5 @@ class HintedRuntime:
         return self.runtime.facts()
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
-        """See `EnvironmentRuntime`; the mode chooses who gets a hint."""
+        """See `EnvironmentRuntime`; `rollout_mode` chooses the rollouts that get a hint."""
         return await self.hints.added_to(await self.runtime.group_options(task, size, seed), task, seed)

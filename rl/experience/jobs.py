@@ -19,9 +19,9 @@ from treadle.rl.experience.settings import AuthorOptions, ExperienceSettings
 from treadle.rl.preferences.conversations import conversation_before
 
 CONTENT_VERSION = 1
-"""Version in the key of each job; increment it if experience is asked for or read in another way."""
+"""Version in the key of each job; increment it if the prompts change, or how replies are read."""
 _AFTERWARDS = ("similarity",)
-"""Options that decide about records that were written before."""
+"""Options that are applied after records have been written, so they are not part of a job's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class BatchJob:
     """Rollouts of one task that are summarised together.
 
     Attributes:
-        key: Owner of its records in the journal.
-        question_key: The task.
+        key: Key of the job, under which the journal stores its replies and result.
+        question_key: Key of the task.
         played: The rollouts.
     """
 
@@ -40,7 +40,7 @@ class BatchJob:
 
 
 class BatchJobs:
-    """The batches of all rollouts, read from their tables for each iteration."""
+    """Iterable of the batches of all rollouts; each iteration reads the tables again."""
 
     def __init__(self, settings: ExperienceSettings, inputs: Mapping[str, tuple[Rows, ...]]) -> None:
         self._size = settings.options.batch_size
@@ -57,7 +57,7 @@ class BatchJobs:
         }
         self._shared = _shared(settings, inputs)
         self.left_out: Counter[str] = Counter()
-        """Reason -> number of rollouts that are not summarised, once all jobs have been read."""
+        """Reason -> number of rollouts that are not summarised; complete after an iteration over all jobs."""
 
     @property
     def held_out(self) -> frozenset[str]:
@@ -84,7 +84,7 @@ class BatchJobs:
                 yield BatchJob(key, question_key, batch)
 
     def _is_used(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a rollout is summarised: that of a held-out task never is."""
+        """Return whether a rollout is summarised: its task is in the split `train`, and it has a score."""
         reason = ""
         if self._splits.get(row["question_key"]) != "train":
             reason = "held_out"

@@ -17,7 +17,7 @@ class ExperiencePool:
     def __init__(
         self, workspace: str, similarity: float, records: Iterable[Experience] = (), finder: Finder | None = None
     ) -> None:
-        """Add records as `add` does; `finder` searches them, by default by words."""
+        """Add the given records with `add`; `finder` searches the pool, by words (BM25) if it is None."""
         self.workspace = workspace
         self.records: list[Experience] = []
         self._similarity = similarity

@@ -1,7 +1,7 @@
 """Write the prompts of summariser and validator, and read their replies.
 
-What models and environments wrote is data: it is sent as JSON in a message of its own, and instructions in it are not
-followed.
+Text of models and environments is treated as data: it is sent as JSON in a separate message, and the prompt asks the
+model not to follow instructions in it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PlayedRollout:
 
     Attributes:
         messages: Conversation as {role, content}, from the first message.
-        score: How good it was, from 0 to 1.
+        score: Score from 0 to 1.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -54,7 +54,7 @@ class PlayedRollout:
 
     @property
     def is_success(self) -> bool:
-        """True if the score is that of a success."""
+        """True if the score is above `SUCCESS_ABOVE`."""
         return self.score > SUCCESS_ABOVE
 
 
@@ -98,7 +98,7 @@ def _shown(played: Sequence[PlayedRollout], max_chars: int) -> dict[str, Any]:
 
 
 def _turns(messages: Sequence[Mapping[str, str]], max_chars: int) -> list[dict[str, str]]:
-    """Return the messages from the first of the agent, each cut in its middle to `max_chars`."""
+    """Return the messages from the agent's first one on; a longer one than `max_chars` loses its middle."""
     roles = [message["role"] for message in messages]
     begin = roles.index("assistant") if "assistant" in roles else len(roles)
     found = [
@@ -135,7 +135,7 @@ def read_valid(text: str) -> bool | None:
 
 
 def _json(text: str) -> Any:
-    """Return the JSON of a reply, without reasoning up to `</think>` and a code fence; None if there is none."""
+    """Return the data of a reply in JSON, ignoring reasoning up to `</think>` and a code fence; None without JSON."""
     reply = text.rpartition("</think>")[2].strip()
     fenced = _FENCED.match(reply)
     try:

@@ -1,4 +1,4 @@
-"""Define a record of experience, its text form, and when two records say the same."""
+"""Define a record of experience, its text form, and which records are duplicates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treadle.core.errors import DataError
 from treadle.core.untrusted.json_text import load_json
 
 RecordKind = Literal["strategy", "lesson", "comparison"]
-"""What a record comes from: successes, failures, or both."""
+"""Kind of a record: a strategy comes from successes, a lesson from failures, a comparison from both."""
 RECORD_KINDS: tuple[RecordKind, ...] = get_args(RecordKind)
 MAX_CHARS = 1_000
 """Maximum number of characters of the situation, and of the advice."""
@@ -28,12 +28,12 @@ class Experience:
     """A piece of advice that comes from rollouts.
 
     Attributes:
-        kind: What it comes from.
+        kind: Whether it comes from successes, failures, or both.
         situation: When it applies.
         advice: What to do, or to avoid.
-        workspace: Pool that it belongs to.
-        question_keys: Tasks whose rollouts it comes from; empty if they are not known.
-        step: Step of the training in which it was made; 0 before.
+        workspace: Name of the pool that it belongs to.
+        question_keys: Keys of the tasks whose rollouts it comes from; empty if they are not known.
+        step: Step of the training in which it was made; 0 if it was made before the training.
     """
 
     kind: RecordKind
@@ -54,7 +54,7 @@ class Experience:
         return f"{self.situation}: {self.advice}"
 
     def words(self) -> frozenset[str]:
-        """Return its different words in lower case."""
+        """Return the different words of the record in lower case."""
         return frozenset(_WORD.findall(self.text.lower()))
 
     def as_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Experience:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], *, workspace: str = "default") -> Experience:
-        """Read a record; raise ValueError for anything else. `workspace` is used for one that names none."""
+        """Read a record from data; raise ValueError if it is none. `workspace` is the default for data without one."""
         kind = data.get("kind")
         texts = [data.get(name) for name in ("situation", "advice")]
         if kind not in RECORD_KINDS:
@@ -81,7 +81,7 @@ class Experience:
 
 
 def are_duplicates(one: frozenset[str], other: frozenset[str], similarity: float) -> bool:
-    """Return whether the share of common words (Jaccard index) is at least `similarity`."""
+    """Return whether two records, given as sets of words, have a Jaccard index of at least `similarity`."""
     return len(one & other) >= similarity * len(one | other)
 
 
@@ -91,7 +91,7 @@ def write_records(records: Iterable[Experience]) -> bytes:
 
 
 def read_records(paths: Sequence[Path]) -> Iterator[Experience]:
-    """Yield the records of files of JSON lines, in order. Raises DataError with file and line for anything else."""
+    """Yield the records of files of JSON lines, in order. Raises DataError, naming file and line, for a bad record."""
     for path in paths:
         try:
             lines = path.read_bytes().splitlines()

@@ -1,4 +1,4 @@
-"""Make the pool of experience: an existing one, and records from rollouts, each batch in its own job.
+"""Make the pool of experience from an existing pool and from rollouts; each batch of rollouts is a job.
 
 Every reply is journaled before it is used, so an interrupted stage does not ask for it again.
 """
@@ -73,7 +73,7 @@ class ExperienceRun(JobStage[BatchJob]):
         return CountingCache(cache, self._count_unit, self._counted.setdefault(job.key, set()))
 
     def _count_earlier(self) -> None:
-        """Charge the budget with what finished jobs used."""
+        """Count the tokens of jobs that earlier attempts finished against the budget."""
         for job in self._own_jobs():
             if self._journal.is_finished(job.key):
                 for role, used in self._stored(job.key)["used"].items():
@@ -106,7 +106,7 @@ class ExperienceRun(JobStage[BatchJob]):
         return {"records": len(pool), **dict(sorted(counts.items()))}
 
     def _check_batches(self) -> None:
-        """Raise StageFailed if there is nothing to summarise, and as `check_pending` does."""
+        """Raise StageFailed if there is nothing to summarise; see also `check_pending`."""
         if next(iter(self._batches), None) is None:
             for _ in self._batches:
                 pass

@@ -76,7 +76,7 @@ class ExperienceOptions(AuthorOptions):
     summariser: ExperienceWriterRole = ExperienceWriterRole()
     """Model that writes experience."""
     validator: ValidatorRole = ValidatorRole()
-    """Model that checks it."""
+    """Model that checks experience before it is stored."""
     encoder: EncoderSettings | None = None
     """Encoder by whose vectors records are found; None finds those that share words with the task (BM25)."""
     workspace: str = Field(default="default", pattern=WORKSPACE)
@@ -106,7 +106,7 @@ class ExperienceSettings(Section):
     summariser: RoleSettings | None = None
     """The summariser; none if no rollouts are summarised."""
     validator: RoleSettings | None = None
-    """The validator; none like the summariser."""
+    """The validator; none if no rollouts are summarised."""
     options: ExperienceOptions = ExperienceOptions()
     """Rules of the pool."""
     pool_digests: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Roll out the groups of a step in a bounded number of attempts; at last, go on without the rollouts that fail.
+"""Roll out the groups of a step in a bounded number of attempts; after the last one, leave out failed rollouts.
 
 Each attempt has new episodes and the same seeds. Normative: docs/behaviour/group-rollouts.md, part "Infrastructure and
 time".
@@ -29,9 +29,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 160.0
 
 
 def retry_pauses_s(attempts: int) -> list[float]:
-    """Return the pauses in seconds between attempts: none after a broken connection, then longer for a restart.
+    """Return the pauses in seconds between attempts.
 
-    Eight attempts wait for five minutes in total.
+    The first is 0, enough for a broken connection. Later ones grow, to wait for the restart of a service: about five
+    minutes in total for eight attempts.
     """
     growing = [min(_FIRST_PAUSE_S * 2**number, _LONGEST_PAUSE_S) for number in range(attempts - 2)]
     return [0.0, *growing][: attempts - 1]
@@ -47,9 +48,9 @@ async def require_groups(
 ) -> list[Group]:
     """Roll out all groups and retry those with a retryable error, in at most `attempts` attempts.
 
-    With `keeps_rest`, the last attempt loses single rollouts instead of groups: a group of which fewer than two are
-    left is lost as a whole, and lost trajectories have no reward; whether enough are left says `check_step`. Tests
-    replace `sleep`. Raises EngineError with the first cause if a group failed otherwise.
+    With `keeps_rest`, the last attempt loses single rollouts instead of groups; a group with fewer than two rollouts
+    left is lost as a whole. Lost trajectories have no reward, and `check_step` checks that enough are left. Without
+    `keeps_rest`, raises EngineError with the first cause if a group failed. Tests replace `sleep`.
     """
     groups = await roll_out_groups(rollouts, [replace(job, keeps_rest=keeps_rest and attempts == 1) for job in jobs])
     for number, pause_s in enumerate(retry_pauses_s(attempts), 2):
@@ -64,7 +65,7 @@ async def require_groups(
         for index, group in zip(again, made, strict=True):
             groups[index] = group
     if keeps_rest:
-        # A request that is refused each time, such as that of one odd context, costs its rollout, not its group.
+        # A request that is refused each time, such as for its content, must cost its rollout only, not its group.
         refused = [at for at, group in enumerate(groups) if group.error and not group.retryable and jobs[at].size > 1]
         made = await roll_out_groups(rollouts, [replace(jobs[at], keeps_rest=True) for at in refused])
         for index, group in zip(refused, made, strict=True):
@@ -79,7 +80,7 @@ async def require_groups(
 
 
 def check_step(groups: Sequence[Group]) -> None:
-    """Check the groups of a training step, those of all devices: warn about rollouts that are left out.
+    """Warn about rollouts that are left out of a training step; `groups` are those of all devices.
 
     Raises EngineError with the first cause if fewer than `MIN_SURVIVING_SHARE` of the rollouts are left.
     """
@@ -105,7 +106,7 @@ def _counts(lost: Counter[str], *, num_too_long: int) -> str:
 
 
 def _without_error(group: Group, job: GroupJob) -> Group:
-    """Return a failed group with a lost trajectory in each place; other groups unchanged."""
+    """Return a failed group with lost trajectories instead of its error; return other groups unchanged."""
     if not group.error:
         return group
     seeds = [derive_seed(job.seed, number) for number in range(job.size)]

@@ -27,7 +27,7 @@ class BatchMembership:
     Counted are rollouts in a turn, and groups that are about to start their next turns.
 
     Attributes:
-        num_active: Their number, including those that wait for a completion.
+        num_active: Number of counted rollouts and groups, including rollouts that wait for a completion.
     """
 
     num_active: int = 0
@@ -83,7 +83,8 @@ class BatchedModel:
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
         """Return one completion, generated in a batch with the other rollouts' requests.
 
-        `deadline` is ignored, because the time includes that of other rollouts. Raises what the function raises.
+        `deadline` is ignored, because the time of a batch includes waiting for other rollouts. Raises the errors of the
+        function.
         """
         waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)

@@ -15,7 +15,7 @@ from treadle.core.llm.types import Completion
 from treadle.core.seeds import derive_seed
 
 ENTROPY_WINDOW = 20
-"""Number of tokens at the start of a turn whose entropy counts."""
+"""Number of tokens at the start of a turn over which entropy is averaged."""
 
 
 def position_entropy(logprobs: Iterable[float]) -> float:
@@ -53,7 +53,7 @@ class Branching:
     Attributes:
         initial_rollouts: Trajectories that start from the question; at the group's size or above, there is no
             branching.
-        beam_size: Maximum number of trajectories that one becomes in a round, itself included.
+        beam_size: Maximum number of trajectories into which one branches in a round, including itself.
         probability: Probability of each branch attempt if the entropy equals that of the trajectory's first turn.
         entropy_weight: Increase of that probability per unit of entropy above the first turn's.
     """

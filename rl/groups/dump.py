@@ -70,7 +70,7 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Rewarded
 
 
 def _notes(made: GroupTrajectory) -> Iterator[str]:
-    """Yield how a rollout was lost, and whether training saw its hint."""
+    """Yield codes for the cause of a lost rollout, and for whether its hint was cut from the training prompt."""
     if made.lost_to:
         yield f"lost:{made.lost_to}"
     if made.hint:
@@ -78,9 +78,9 @@ def _notes(made: GroupTrajectory) -> Iterator[str]:
 
 
 def write_draws(folder: Path, step: int, drawn: Iterable[tuple[Mapping[str, str], Sequence[RewardedItem]]]) -> None:
-    """Write the groups of all draws of one step: (columns of the question, rewards of the group).
+    """Write the groups of all draws of one step, given as (columns of the question, rewards of the group).
 
-    `folder` is that of the rollouts. Dynamic sampling drops groups, so these are more than the rollouts of the step.
+    `folder` is the one of `write_step`. Groups that dynamic sampling drops are included, unlike in `write_step`.
     """
     lines = (
         {
@@ -94,7 +94,7 @@ def write_draws(folder: Path, step: int, drawn: Iterable[tuple[Mapping[str, str]
 
 
 def write_started(folder: Path, step: int, groups: Iterable[Group]) -> None:
-    """Write all rollouts that the over-sampled groups of a step started; `folder` is that of the rollouts."""
+    """Write all rollouts that the over-sampled groups of a step started; `folder` is the one of `write_step`."""
     lines = (
         {"step": step, "group": group.group_id, "question_key": group.question.key, "audited": group.is_audit}
         | asdict(one)
@@ -105,16 +105,16 @@ def write_started(folder: Path, step: int, groups: Iterable[Group]) -> None:
 
 
 def started_rollouts(folder: Path, num_steps: int) -> Iterator[dict[str, Any]]:
-    """Yield the lines of `write_started` of the steps up to `num_steps`."""
+    """Yield the started rollouts that `write_started` wrote in the steps up to `num_steps`."""
     for lines in read_steps(folder / _STARTED, num_steps):
         yield from lines
 
 
 def drawn_questions(folder: Path, num_steps: int) -> list[dict[str, Any]]:
-    """Return each question that was drawn in the steps up to `num_steps`, by its key, with what its draws gave.
+    """Return the questions drawn in the steps up to `num_steps`, sorted by key, each with the rewards of its draws.
 
-    `kind` is `easy` if every score of every draw is 1, `hard` if every one is 0, else `mixed`; a draw without any
-    score does not count, and without scores at all it is `unknown`.
+    `kind` is `easy` if every score of every draw is 1, `hard` if every score is 0, else `mixed`; without any score it
+    is `unknown`.
     """
     found: dict[str, dict[str, Any]] = {}
     for lines in read_steps(folder / _DRAWS, num_steps):

@@ -1,4 +1,4 @@
-"""Hold what is asked of a group of rollouts, and what it gives: its trajectories, and those that were lost."""
+"""Define the request for a group of rollouts, and its result: trajectories, some of which may be lost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from treadle.rl.groups.samples import GroupSample
 from treadle.rl.rewards.base import FAILED, GroupItem
 
 LostTo = Literal["", "environment", "model", "group"]
-"""What a rollout was lost to: its environment, its model, or its group, of which too few were left; empty if it was
-not lost."""
+"""Cause of a lost rollout: its environment failed, its model failed, or too few rollouts of its group were left; empty
+for a rollout that was not lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class GroupJob:
         question: The question that all trajectories answer.
         size: Number of trajectories.
         seed: Seed of the group; the seeds of its trajectories, turns and branches derive from it.
-        keeps_rest: Whether trajectories that infrastructure fails are left out, instead of failing the group.
+        keeps_rest: Whether an infrastructure error leaves out its trajectory, instead of failing the group.
     """
 
     group_id: str
@@ -44,13 +44,13 @@ class GroupTrajectory:
 
     Attributes:
         session: Number in the group, from 0 in the order of creation.
-        samples: Its token sequences, at least one; results, messages and end-of-turn ids included.
+        samples: Token sequences of the trajectory, at least one, with tool results, messages and end-of-turn ids.
         trajectory: The rollout's trajectory.
         branch_parent: `session` of the trajectory that it branched from; None if it started from the question.
         branch_depth: Number of branchings between the question and this trajectory.
         seed: Seed of the trajectory's turns.
-        lost_to: Whether infrastructure failed it; then it has no ids and takes the place of the missing trajectory.
-        hint: Text that was added to its prompt; empty if there was none.
+        lost_to: Cause if the trajectory was lost: then it is a placeholder without completion ids; else empty.
+        hint: Text that was added to the prompt; empty if there was none.
     """
 
     session: int
@@ -64,12 +64,12 @@ class GroupTrajectory:
 
     @property
     def hint_cut(self) -> bool:
-        """True if it had a hint that its training prompts lack."""
+        """True if the policy saw a hint that is missing in the training prompts."""
         return any(one.hint_cut for one in self.samples)
 
     @property
     def item(self) -> GroupItem:
-        """Input of its reward."""
+        """The trajectory as reward rules see it."""
         return _item_of(self)
 
     @property
@@ -84,28 +84,28 @@ class GroupTrajectory:
 
     @property
     def env_mask(self) -> list[int]:
-        """1 for each of these that the model sampled, else 0."""
+        """For each of `completion_ids`: 1 if the model sampled it, else 0."""
         return [mask for one in self.samples for mask in one.env_mask]
 
     @property
     def total_tokens(self) -> int:
-        """Number of tokens after the first prompt, tool results included."""
+        """Number of tokens after the first prompt, including tool results."""
         return len(self.completion_ids) if len(self.samples) == 1 else self.trajectory.num_output_tokens
 
     @property
     def logprobs(self) -> list[float]:
-        """Log-probability of each of these at sampling; 0.0 if the mask is 0 or the value is unknown."""
+        """Log-probability of each of `completion_ids` at sampling; 0.0 if its mask is 0 or the value is unknown."""
         return [value for one in self.samples for value in one.logprobs]
 
     @property
     def turn_starts(self) -> list[int]:
-        """Number of these before each turn of the model."""
+        """Number of `completion_ids` before each turn of the model."""
         ends = itertools.accumulate((len(one.completion_ids) for one in self.samples), initial=0)
         return [end + start for one, end in zip(self.samples, ends, strict=False) for start in one.turn_starts]
 
 
 def lost_trajectory(session: int, seed: int, prompt_ids: Sequence[int], lost_to: LostTo) -> GroupTrajectory:
-    """Return what takes the place of a lost trajectory in batches: its status is `failed`, so it has no reward."""
+    """Return a placeholder for a lost trajectory in batches: its status is `failed`, so it has no reward."""
     nothing = Trajectory(FAILED, "", [], [], [], 0)
     # Trainers need a prompt; without a mask, any id will do.
     samples = (GroupSample(list(prompt_ids) or [0], [], [], [], []),)
@@ -120,11 +120,11 @@ class Group:
         trajectories: The trajectories by session, exactly as many as requested; empty if the group failed.
         error: Message of the infrastructure error that made the group fail; empty on success. It is never the agent's
             fault, so it does not affect a reward.
-        retryable: Whether the error may go away by itself.
-        lost_to: What the group failed by.
-        lost_cause: Message of the first error by which a trajectory was lost; empty if none was.
-        started: All rollouts of an over-sampled group, by session, those that are not trained on included.
-        is_audit: Whether an over-sampled group ran to its end, to measure the bias of the others.
+        retryable: Whether another attempt may succeed.
+        lost_to: Whether the model or the environment made the group fail; empty on success.
+        lost_cause: Message of the first error by which a trajectory was lost; empty if no trajectory was lost.
+        started: All rollouts of an over-sampled group, by session, including those that are not trained on.
+        is_audit: Whether all rollouts of an over-sampled group ran to their end, to measure the bias of other groups.
     """
 
     group_id: str
@@ -139,7 +139,7 @@ class Group:
 
     @property
     def items(self) -> list[GroupItem]:
-        """Inputs of the group's rewards, by session."""
+        """The trajectories as reward rules see them, by session."""
         return [trajectory.item for trajectory in self.trajectories]
 
 
@@ -161,7 +161,7 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
 
 @dataclass(frozen=True, slots=True)
 class OverSampler:
-    """Over-sampling of groups, with the function that rewards a group of one rollout; None if it has no reward."""
+    """Rule of over-sampling, with a function that rewards a group of one rollout, or returns None without a reward."""
 
     rule: OverSampling
     reward_of: Callable[[Group], Awaitable[float | None]]

@@ -1,7 +1,7 @@
-"""Report what a training's process does in a step: its rollouts by state, and the model servers that it asks.
+"""Report the status of a training's process: rollouts of the current step by state, and the model servers in use.
 
-The process writes a file by the clock, so that a stall is visible although nothing finishes; the stage reads it. The
-file is a view for people, and no part of any result.
+The process writes a file at fixed intervals, so that a stall is visible although nothing finishes; the stage reads it.
+The file is for display only, and no part of any result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Servers = Sequence[tuple[str, EndpointState]]
 
 @dataclass(frozen=True, slots=True)
 class RolloutCounts:
-    """Numbers of rollouts by state, and the tokens that the policy has written in them."""
+    """Numbers of rollouts by state, and the number of tokens that the policy has written in them."""
 
     queued: int = 0
     running: int = 0
@@ -45,30 +45,30 @@ class RolloutCounts:
 
     @property
     def num_open(self) -> int:
-        """Number of those that have not ended."""
+        """Number of rollouts that have not ended."""
         return self.queued + self.running
 
     @property
     def num_ended(self) -> int:
-        """Number of those that have ended in any way."""
+        """Number of rollouts that have ended in any way."""
         return self.finished + self.failed + self.cancelled
 
     def ended(self) -> RolloutCounts:
-        """Return the numbers once no rollout can continue."""
+        """Return the numbers after the end of a group, with rollouts that were queued or running as failed."""
         return replace(self, queued=0, running=0, failed=self.failed + self.num_open)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """What a process of a training does at one moment.
+    """Status of a process of a training at one moment.
 
     Attributes:
         step: Number of the step, from 1; 0 in a validation.
         rollouts: Rollouts of the step.
         elapsed_s: Seconds since the rollouts of the step began.
-        usual_s: Seconds that the rollouts of the step before took; None in the first one.
-        tokens: Tokens that the policy has written since the process began.
-        servers: State of each model server that the process asks, with the name of its model.
+        usual_s: Seconds that the rollouts of the previous step took; None in the first step.
+        tokens: Number of tokens that the policy has written since the process began.
+        servers: Name of the model and state of each model server that the process uses.
     """
 
     step: int = 0
@@ -80,9 +80,10 @@ class ProcessStatus:
 
     @property
     def left_s(self) -> float | None:
-        """Estimate of the seconds until the rollouts end; None if it is not known, or if they have ended.
+        """Estimated seconds until the rollouts end; None if there is no estimate, or if they have ended.
 
-        By the time of the step before; in the first step, and after that time, by the share that has ended.
+        The estimate uses the time of the previous step. In the first step, or once this time has passed, it uses the
+        share of rollouts that have ended.
         """
         counts = self.rollouts
         if not counts.num_open:
@@ -95,11 +96,11 @@ class ProcessStatus:
 class LiveRollouts:
     """The rollouts of the current step of this process; as a context manager, it writes their states to a folder.
 
-    Threads may use it at once: a state that is read while it changes is a little old at most.
+    Several threads may use it at once; a state that is read during a change may be slightly out of date.
     """
 
     def __init__(self, folder: Path | None = None, servers: Callable[[], Servers] = tuple) -> None:
-        """Write to a file in `folder`, or nothing if it is None; `servers` returns their current states."""
+        """Write to a file in `folder`, or not at all if it is None; `servers` returns the states of model servers."""
         self._path = folder / f"{uuid.uuid4().hex}.json" if folder is not None else None
         self._servers = servers
         self._groups: dict[str, Callable[[], RolloutCounts]] = {}
@@ -128,27 +129,27 @@ class LiveRollouts:
         if step == self._step:
             return
         self._earlier_tokens += self._counts().tokens
-        if self._step:  # The rollouts of a validation are others.
+        if self._step:  # Not after a validation, whose rollouts take a different time.
             self._usual_s = self._took_s
         self._groups, self._step, self._took_s = {}, step, None
         self._began_s = time.monotonic()
 
     @contextlib.contextmanager
     def group(self, group_id: str, counts: Callable[[], RolloutCounts]) -> Iterator[None]:
-        """Show a group while it is rolled out, and its end afterwards; another attempt at it takes its place."""
+        """Show a group while it is rolled out, then its final numbers; another attempt at the group replaces them."""
         if (earlier := self._groups.get(group_id)) is not None:
             self._earlier_tokens += earlier().tokens
         self._groups[group_id] = counts
         try:
             yield
         finally:
-            # The numbers alone, so that the rollouts can be freed.
+            # Only the numbers are kept, so that the rollouts can be freed.
             last = counts().ended()
             self._groups[group_id] = lambda: last
             self._took_s = time.monotonic() - self._began_s
 
     def status(self) -> ProcessStatus:
-        """Return what this process does now."""
+        """Return the current status of this process."""
         counts = self._counts()
         return ProcessStatus(
             step=self._step or 0,

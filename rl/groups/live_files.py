@@ -1,4 +1,4 @@
-"""Read what the processes of a training do now (`treadle.rl.groups.live`), and add it up."""
+"""Read the status files of a training's processes (`treadle.rl.groups.live`), and add them up."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from treadle.rl.groups.live import ProcessStatus, RolloutCounts
 
 _STATUS = TypeAdapter(ProcessStatus)
 _HEALTH = ("down", "trial", "healthy")
-"""From the worst to the best."""
+"""Health of a server, from the worst to the best."""
 
 
 class LiveFiles:
-    """Files of the processes of one training, in a folder that need not exist yet."""
+    """Status files of the processes of one training, in a folder that may not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: dict[Path, int] = {}
 
     def new(self) -> ProcessStatus | None:
-        """Return what all processes do together; None if that has not changed since the last call."""
+        """Return the joint status of all processes; None if no file has changed since the last call."""
         found: dict[Path, int] = {}
         for path in self._folder.glob("*.json"):
             with contextlib.suppress(FileNotFoundError):
@@ -40,7 +40,7 @@ class LiveFiles:
 
 
 def together(statuses: Sequence[ProcessStatus]) -> ProcessStatus:
-    """Return the sum of what processes do; those that are not yet at the newest step have no rollouts in it."""
+    """Return the joint status of processes; rollouts of processes that are still at an earlier step are not counted."""
     step = max(one.step for one in statuses)
     now = [one for one in statuses if one.step == step]
     return ProcessStatus(
@@ -54,7 +54,7 @@ def together(statuses: Sequence[ProcessStatus]) -> ProcessStatus:
 
 
 def _servers(statuses: Sequence[ProcessStatus]) -> tuple[tuple[str, EndpointState], ...]:
-    """Return each server once: with the sums of its counts, and the worst health that a process sees."""
+    """Return each server once, with sums of its counts over all processes, and the worst health that one reports."""
     by_server: dict[tuple[str, str], list[EndpointState]] = {}
     for one in statuses:
         for model, state in one.servers:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 RolloutUse = Literal["trained", "unused", "cancelled", "audit", "lost"]
-"""What became of a started rollout: `unused` if it finished in time and was not chosen, `audit` if it would have been
-cancelled but its group was audited, `lost` if infrastructure failed."""
+"""Use of a started rollout: `unused` if it finished in time and was not chosen, `audit` if it would have been cancelled
+but its group was audited, `lost` if infrastructure failed."""
 
 _ROUNDING = 1e-9
-"""Added before products are rounded down: 10 times 2.3 is 23."""
+"""Added before products are rounded down, so that floating-point errors do not turn 10 times 2.3 into 22."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class OverSampling:
     Attributes:
         size: Rollouts that are trained on.
         num_started: Rollouts that are started.
-        num_confirmed: Finished rollouts with equal rewards after which no others are expected.
-        audit_share: Share of groups in which nothing is cancelled.
+        num_confirmed: Number of finished rollouts after which the group ends even if all their rewards are equal.
+        audit_share: Share of groups in which no rollout is cancelled.
     """
 
     size: int
@@ -39,7 +39,7 @@ class OverSampling:
 
     @classmethod
     def of(cls, size: int, multiplier: float, audit_share: float = 0.0) -> OverSampling:
-        """Return the numbers of a group of `size`; raise ValueError unless they differ."""
+        """Return the numbers of a group of `size`; raise ValueError unless size < num_confirmed < num_started."""
         started = math.floor(size * multiplier + _ROUNDING)
         confirmed = math.floor(size * (1 + multiplier) / 2 + _ROUNDING)
         if not size < confirmed < started:
@@ -50,15 +50,18 @@ class OverSampling:
         return cls(size, started, confirmed, audit_share)
 
     def is_done(self, rewards: Sequence[float], num_open: int) -> bool:
-        """Return whether a group needs no more rollouts: `rewards` are those of the finished ones, others are open."""
+        """Return whether a group has enough rollouts.
+
+        `rewards` are those of the finished rollouts, `num_open` is the number of rollouts that have not ended.
+        """
         enough = self.size if len(set(rewards)) > 1 else self.num_confirmed
         return not num_open or len(rewards) >= enough
 
 
 def diverse_subset(rewards: Sequence[float], size: int) -> list[int]:
-    """Return the places of `size` rewards, in order, as different as possible: always one of the rarest value so far.
+    """Return the places, in ascending order, of `size` rewards that are as different as possible.
 
-    Of equal rewards, the first ones are taken.
+    Rewards are chosen one at a time, each with the value that was chosen least often so far; of these, the first.
     """
     chosen: list[int] = []
     counts: Counter[float] = Counter()
@@ -77,11 +80,11 @@ class StartedRollout:
 
     Attributes:
         session: Number in the group, from 0.
-        use: What became of it.
-        model_tokens: Tokens that the model wrote; of a cancelled rollout those of its finished turns.
-        num_turns: Finished turns of the model.
-        reward: Its reward; None if it is not known.
-        place: Place in the order in which rollouts finished, from 0; None if it did not.
+        use: Whether the rollout was trained on, or why not.
+        model_tokens: Number of tokens that the model wrote, without those of an unfinished turn.
+        num_turns: Number of finished turns of the model.
+        reward: Reward of the rollout; None if it is not known.
+        place: Place in the order in which rollouts finished, from 0; None for a rollout that did not finish.
     """
 
     session: int
@@ -95,8 +98,8 @@ class StartedRollout:
 def oversampling_figures(groups: Iterable[tuple[Sequence[StartedRollout], bool]]) -> dict[str, Any]:
     """Return the figures of a step from the started rollouts of each group, and whether it was audited.
 
-    Lengths are mean tokens of the model, None without rollouts. The biases are means over audited groups of what the
-    trained rollouts have more than all rollouts that ran to their end.
+    Lengths are mean numbers of tokens of the model, None without rollouts. A bias is the mean over audited groups of
+    the mean of the trained rollouts minus that of all rollouts that ran to their end.
     """
     started = list(groups)
     by_use: dict[str, list[int]] = {}

@@ -11,17 +11,17 @@ from treadle.core.figures import Figures
 
 @dataclass(frozen=True, slots=True)
 class OverSampled:
-    """Figures of over-sampling over all steps. None: there were no such rollouts or groups.
+    """Figures of over-sampling over all steps; a mean is None if there were no such rollouts or groups.
 
     Attributes:
-        num_trained: Rollouts that were trained on.
-        length: Their mean tokens of the policy.
-        num_cancelled: Rollouts that were cancelled.
-        cancelled_length: Their mean tokens of the policy so far.
-        num_unused: Rollouts that finished in time and were not chosen.
-        num_audited_groups: Groups in which nothing was cancelled.
-        length_bias: In these, mean tokens of the rollouts that were trained on minus those of all.
-        reward_bias: The same for rewards.
+        num_trained: Number of rollouts that were trained on.
+        length: Mean number of the policy's tokens in rollouts that were trained on.
+        num_cancelled: Number of rollouts that were cancelled.
+        cancelled_length: Mean number of the policy's tokens in cancelled rollouts.
+        num_unused: Number of rollouts that finished in time and were not chosen.
+        num_audited_groups: Number of audited groups, in which no rollout was cancelled.
+        length_bias: In audited groups, mean number of tokens of trained rollouts minus that of all rollouts.
+        reward_bias: In audited groups, mean reward of trained rollouts minus that of all rollouts.
     """
 
     num_trained: int
@@ -56,7 +56,7 @@ class OverSampled:
 
 
 def oversampling_figures(log: Sequence[Mapping[str, Any]]) -> list[Figures]:
-    """Return a table of the rollouts by what became of them, from rows of `rl_log`; empty without over-sampling."""
+    """Return a table of trained, cancelled and unused rollouts, from rows of `rl_log`; empty without over-sampling."""
     over = OverSampled.of(log)
     if over is None:
         return []

@@ -1,6 +1,6 @@
-"""Run the rollouts of an over-sampled group at once until those that finished suffice, and cancel the others.
+"""Run the rollouts of an over-sampled group concurrently until enough have finished, and cancel the others.
 
-Nothing polls: each finished or lost rollout checks the rule (`treadle.rl.groups.oversampling`).
+The rule (`treadle.rl.groups.oversampling`) is checked at the end of each rollout, so nothing polls.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ class Race:
     """Rollouts of one group, of which the first ones to finish are trained on.
 
     Attributes:
-        order: Numbers of the rollouts that finished and whose rewards were asked for, in this order.
-        rewards: Reward of each of them; None if it has none.
+        order: Numbers of the finished rollouts, in the order in which they were rewarded.
+        rewards: Number of a finished rollout -> its reward, None for a rollout without one.
     """
 
     def __init__(
         self, rule: OverSampling, reward_of: Callable[[int], Awaitable[float | None]], *, is_audit: bool
     ) -> None:
-        """Prepare a race; `reward_of` rewards a finished rollout by its number. An audited group cancels nothing."""
+        """Prepare a race; `reward_of` returns the reward of a finished rollout, given its number.
+
+        In an audited group (`is_audit`) no rollout is cancelled.
+        """
         self.order: list[int] = []
         self.rewards: dict[int, float | None] = {}
         self._rule = rule
@@ -32,13 +35,13 @@ class Race:
         self._num_in_time: int | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended: set[int] = set()
-        # Rewards are given one at a time, so that rollouts that end together have an order.
+        # Rewards are computed one at a time, so that rollouts that end at the same moment have an order.
         self._rewarding = asyncio.Lock()
 
     async def run(self, number: int, play: Callable[[], Awaitable[bool]]) -> None:
-        """Play a rollout to its end and reward it, unless the race is over before; errors of `play` are raised.
+        """Play a rollout to its end and reward it, unless the race is over first; errors of `play` are raised.
 
-        `play` returns False if infrastructure lost the rollout.
+        `play` returns False if the rollout was lost because infrastructure failed.
         """
         if self._is_over:
             return
@@ -57,7 +60,7 @@ class Race:
         self._leave()
 
     def in_time(self) -> list[int]:
-        """Return the numbers of the rollouts that finished before the race was over, in this order."""
+        """Return the numbers of the rollouts that finished before the race was over, in the order of finishing."""
         return self.order[: self._num_in_time]
 
     def was_cancelled(self, number: int) -> bool:
@@ -80,7 +83,8 @@ class Race:
     async def _run(self, number: int, play: Callable[[], Awaitable[bool]]) -> None:
         was_played = await play()
         self._ended.add(number)
-        # Rollouts that got their answers in the same batch count their tokens before they may be cancelled.
+        # Yield first, so that rollouts whose completions came in the same batch count their tokens before they may be
+        # cancelled.
         await asyncio.sleep(0)
         if was_played:
             async with self._rewarding:

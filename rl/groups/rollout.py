@@ -43,10 +43,11 @@ class GroupRollouts:
         vocab_size: Vocabulary size of the policy; entropies are in units of its logarithm.
         max_samples: Most samples of a trajectory that are trained on; None for all.
         membership: Shared with the `BatchedModel`, if the policy is one.
-        wall_limit_s: Time in seconds that the environment of one rollout may take in all, after which the rollout is
-            cancelled; not less than `rollout_time_s` and a minute.
-        over_sampler: Starts more rollouts than a group needs; None starts as many. Not with branching.
-        live: Shows the groups while they are rolled out.
+        wall_limit_s: Total time in seconds that the environment of one rollout may take, after which the rollout fails;
+            at least `rollout_time_s` plus a minute.
+        over_sampler: Rule by which a group starts more rollouts than it needs; None for exactly as many. Not with
+            branching.
+        live: Status display of the groups while they are rolled out.
     """
 
     engine: RolloutEngine
@@ -72,8 +73,8 @@ class GroupRollouts:
     async def roll_out(self, job: GroupJob) -> Group:
         """Roll out one group; mark it as failed on a ModelError or a retryable ToolError.
 
-        With `keeps_rest`, the trajectories that such an error ends are lost alone, as long as two are left. Other
-        errors are raised; ConfigError for groups that branch although rollouts have several contexts.
+        With `keeps_rest`, such an error loses only its own trajectory, as long as two others are left. Other errors are
+        raised, and ConfigError if trajectories should branch and may have several contexts.
         """
         limits = self.engine.limits
         if job.size > self.branching.initial_rollouts and (limits.trimming or limits.context):
@@ -94,7 +95,7 @@ class GroupRollouts:
 
 
 def lost_to(error: ModelError | ToolError) -> LostTo:
-    """Return what failed."""
+    """Return whether the environment or the model failed."""
     return "environment" if isinstance(error, ToolError) else "model"
 
 
@@ -103,12 +104,12 @@ def _words(error: Exception) -> str:
 
 
 def _is_permanent(error: ModelError | ToolError) -> bool:
-    """Return whether an error is a wrong setup, which ends the training."""
+    """Return whether an error comes from a wrong setup, which ends the training."""
     return isinstance(error, ToolError) and not error.retryable
 
 
 class GroupRunner(Protocol):
-    """What rolls out single groups."""
+    """Runner of single groups."""
 
     async def roll_out(self, job: GroupJob) -> Group:
         """See `GroupRollouts.roll_out`."""
@@ -159,7 +160,7 @@ class _GroupRun:
             self._is_audit = is_audit
 
     def counts(self) -> RolloutCounts:
-        """Return the numbers of its rollouts by state."""
+        """Return the numbers of the group's rollouts by state."""
         ended = [one for one in tuple(self._sessions) if not one.is_active and one.number not in self._lost]
         cancelled = sum(self._race is not None and self._race.was_cancelled(one.number) for one in ended)
         num_started, failed = self._num_added, len(self._lost)
@@ -239,7 +240,7 @@ class _GroupRun:
     async def _run_concurrently(
         self, sessions: Sequence[GroupSession], play: Callable[[GroupSession], Awaitable[None]]
     ) -> None:
-        """Run sessions concurrently. The last one to end leaves its membership to the group."""
+        """Run sessions concurrently; each leaves `membership` at its end, but the group keeps the place of the last."""
         membership = self._rollouts.membership
         num_others = len(sessions) - 1
         membership.enter(num_others)
@@ -272,7 +273,7 @@ class _GroupRun:
             session.is_active = False
 
     async def _finish(self, session: GroupSession) -> bool:
-        """Keep the trajectory of a session that has ended; return False if infrastructure failed."""
+        """Store the trajectory of a session that has ended; return False if infrastructure failed."""
 
         async def finish() -> None:
             self._made[session.number] = await self._trajectory(session)
@@ -280,7 +281,10 @@ class _GroupRun:
         return session.number in self._made or await self._guarded(session, finish)
 
     async def _guarded(self, session: GroupSession, work: Callable[[], Awaitable[None]]) -> bool:
-        """Do work of a session; return False if infrastructure failed and the session is lost alone."""
+        """Run `work` of a session; if infrastructure fails, mark only this session as lost and return False.
+
+        Raises the error if the group does not keep the rest, or if the setup is wrong.
+        """
         try:
             await work()
         except (ModelError, ToolError) as error:
@@ -371,5 +375,5 @@ class _GroupRun:
 
 
 def _dropped(one: GroupTrajectory) -> GroupTrajectory:
-    """Return what takes the place of the trajectory of a group of which too few are left."""
+    """Return a placeholder for a trajectory whose group has too few trajectories left."""
     return lost_trajectory(one.session, one.seed, one.prompt_ids, "group")

@@ -16,14 +16,14 @@ class GroupSample:
     """One token sequence of a trajectory.
 
     Attributes:
-        prompt_ids: Token ids before its first turn, without a hint that is cut; later ones hold what their context
-            shows of earlier turns.
-        completion_ids: Token ids after them.
+        prompt_ids: Token ids before the sample's first turn, without a hint that is cut. In later samples of a
+            trajectory they contain what the context shows of earlier turns.
+        completion_ids: Token ids after the prompt.
         env_mask: 1 for each completion id that the model sampled, else 0.
         logprobs: Log-probability of each completion id at sampling; 0.0 if the mask is 0 or the value is unknown.
         turn_starts: Number of completion ids before each turn of the model.
-        is_trained: False for those left out by the limit of samples per rollout.
-        hint_cut: Whether the model saw a hint that the prompt here lacks.
+        is_trained: False if the sample is left out by the limit of samples per rollout.
+        hint_cut: Whether the model saw a hint that is missing in `prompt_ids`.
     """
 
     prompt_ids: list[int]
@@ -40,10 +40,10 @@ def group_samples(
 ) -> tuple[GroupSample, ...]:
     """Return the samples of a trajectory, each within the limits of its rollout.
 
-    Of several, each ends with the last id that the model sampled. At most `max_samples` are trained on.
+    If there are several, each ends with the last id that the model sampled. At most `max_samples` are trained on.
     """
     samples, found, max_tokens = trajectory.samples, [], limits.max_trajectory_tokens
-    # Only a prompt that left no room for a turn is longer.
+    # Only a prompt that left no room for a turn can be longer than the limit.
     most = None if math.isinf(limits.max_prompt_tokens) or samples[0].ids else int(limits.max_prompt_tokens)
     several = len(samples) > 1
     logprobs = recorder.logprobs_by_turn(samples) if several else [_whole(recorder, samples[0])]
@@ -73,7 +73,7 @@ def _end(sample: Sample) -> int:
 
 
 def spread_over(number: int, most: int | None) -> frozenset[int]:
-    """Return at most `most` of `number` places, spread evenly, with the last one; all without a limit."""
+    """Return at most `most` of `number` places, spread evenly and including the last one; all if `most` is None."""
     if most is None or number <= most:
         return frozenset(range(number))
     return frozenset((part + 1) * number // most - 1 for part in range(most))

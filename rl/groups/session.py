@@ -1,4 +1,4 @@
-"""Run one trajectory of a group: its rollout, the sampled log-probabilities, and the time that its tools have left.
+"""Run one trajectory of a group; record the sampled log-probabilities, and the time that is left for its calls.
 
 The time that a trajectory waits for the model, its siblings or a free sandbox depends on the machine's load and must
 not affect a reward. Only the time of its calls counts; the engine's supervisor ends a process that hangs. Normative:
@@ -43,8 +43,8 @@ CLOSE_S = 60.0
 class TimedEpisode:
     """Episode whose calls use up a trajectory's time: the recorded duration of each call, without waiting.
 
-    An environment that does not keep to its time is given up after `wall_limit_s`: all its methods but `close` together
-    may take so long on the work clock. Then they raise a retryable ToolError.
+    All methods of the environment but `close` may together take `wall_limit_s` seconds on the work clock; after that
+    they raise a retryable ToolError.
 
     Attributes:
         time_left_s: Seconds left.
@@ -88,7 +88,7 @@ class TimedEpisode:
             return await self._limited(clock, self._episode.outcome())
 
     async def close(self) -> None:
-        """Close the episode, once; see `Episode`. After `CLOSE_S` it is left, with a line in the log."""
+        """Close the episode, once; see `Episode`. After `CLOSE_S` seconds of work, give up and log a warning."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -99,7 +99,7 @@ class TimedEpisode:
             _log.warning("an episode did not close within %g s of work, so it was left", CLOSE_S)
 
     async def _limited(self, clock: WorkClock, work: Coroutine[Any, Any, T]) -> T:
-        """Await a method of the episode within what is left of the wall limit."""
+        """Await a method of the episode within the time that is left of the wall limit."""
         began = clock.time()
         try:
             return await within(clock, self._wall_left_s, work, limit_s=self._wall_limit_s)
@@ -154,9 +154,9 @@ class Recorder:
         return values
 
     def logprobs_by_turn(self, samples: Sequence[Sample]) -> list[list[float]]:
-        """Return the log-probabilities of the ids of each sample of a rollout that began with its first turn.
+        """Return the log-probabilities of the ids of each sample of a rollout that did not branch from another one.
 
-        A completion belongs to the turn with its number, whatever the request showed.
+        The n-th completion belongs to the n-th turn, regardless of the ids in its request.
         """
         found = []
         answers = iter(self._answers)

@@ -1,1 +1,1 @@
-"""Rollouts whose turns a critic chooses among candidates: a diagnostic of the critic."""
+"""Rollouts in which a critic chooses each turn among several candidates: a diagnostic of the critic."""

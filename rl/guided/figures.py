@@ -19,7 +19,7 @@ Verdict = tuple[float, bool]
 
 
 class TaskVerdicts:
-    """Verdicts on rollouts by task; rollouts without one are left out."""
+    """Verdicts on rollouts by task; rollouts without a verdict are only counted."""
 
     def __init__(self) -> None:
         self._by_task: dict[str, list[Verdict]] = defaultdict(list)
@@ -49,9 +49,10 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def comparison(guided: TaskVerdicts, plain: TaskVerdicts) -> dict[str, float]:
-    """Return the metrics of guided rollouts, and of plain ones of the same policy on the tasks that both have.
+    """Return metrics of guided rollouts, and of plain ones of the same policy on the tasks with both.
 
-    Means are over tasks. `gain` is the mean difference of scores per task, `gain_error` its standard error.
+    Means are over tasks. `gain` is the mean over tasks of the guided less the plain score, `gain_error` its standard
+    error.
     """
     metrics: dict[str, float] = {"tasks": len(guided.tasks), **_metrics("", guided.means(guided.tasks))}
     common = [task for task in guided.tasks if task in set(plain.tasks)]
@@ -76,7 +77,7 @@ def _metrics(prefix: str, means: Sequence[tuple[float, float]]) -> dict[str, flo
 
 
 def guided_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettings]) -> StageReport:
-    """Return what the critic's choices are worth, next to plain rollouts."""
+    """Return a report that compares guided with plain rollouts, to show what the critic's choices gain."""
     metrics = record.metrics
     num_candidates = metrics["num_candidates"]
     sentences = [

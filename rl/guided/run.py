@@ -1,4 +1,4 @@
-"""Make guided rollouts: those of the stage `rollouts`, with the critic's choice in place of each turn.
+"""Make guided rollouts: like the stage `rollouts`, but a critic chooses each turn among several candidates.
 
 Every candidate and every score is journaled before it is used.
 """
@@ -37,7 +37,7 @@ class GuidedRun(RolloutsRun):
         self._guide: Guide | None = None
         self._statements: HiddenStatements | None = None
         self._choices: dict[str, list[dict[str, Any]]] = {}
-        """Choices of rollouts that have just ended, by the key of their job."""
+        """Job key -> choices of its turns, for rollouts that have ended and are not stored yet."""
 
     @contextlib.asynccontextmanager
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
@@ -69,7 +69,7 @@ class GuidedRun(RolloutsRun):
             self._leave_out(job, error)
 
     def _leave_out(self, job: RolloutJob, error: WindowTooSmall) -> None:
-        """Finish a rollout without a row: no turn may be chosen that the critic has not seen."""
+        """Finish a rollout without a row, because a turn does not fit into the window of a model that scores it."""
         tokens, _ = used_tokens(self._journal, job.key)
         stored = {
             "left_out": error.reason,

@@ -1,4 +1,4 @@
-"""Score guided rollouts by the scorers of the run, as the stage `scores` does without judges."""
+"""Score guided rollouts with the scorers of the run, as the stage `scores` does, but without judges."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from treadle.rl.guided.tables import COPIED
 _BATCH_ROWS = 64
 
 GuidedRow = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
-"""Row of a rollout, as the stage `rollouts` makes it, and its choices."""
+"""Row of a rollout, as the stage `rollouts` makes it, and the choice of each turn."""
 
 
 def scored(
     settings: GuidedSettings, questions: Sequence[Rows], rows: Iterator[GuidedRow], store: Stores
 ) -> Iterator[dict[str, Any]]:
-    """Yield the row of each rollout with its score; one whose scorer fails has none, and the error.
+    """Yield the row of each rollout with its score, or with no score and an error if its scorer fails.
 
-    `store` returns a store of the run by its name: scorers keep there what they pay for.
+    `store` returns a store of the run by its name; scorers keep results there that they should not pay for again.
     """
     own = {name: one for name, one in settings.named_environments().items() if not traits_of(one).has_answers}
     tasks: dict[str, Task] = {}
@@ -52,19 +52,19 @@ def scored(
 
 @dataclass(frozen=True, slots=True)
 class _Rollout:
-    """Rollout as scorers read it."""
+    """Rollout with the properties that scorers read."""
 
     task: Task
     row: Mapping[str, Any]
 
     @property
     def status(self) -> str:
-        """How it ended."""
+        """Status with which the rollout ended."""
         return str(self.row["status"])
 
     @property
     def prediction(self) -> str:
-        """Its answer, as the stage `scores` extracts it."""
+        """Answer of the rollout, as the stage `scores` extracts it."""
         return extract_prediction(orjson.loads(self.row["segments"]))
 
     @property
@@ -74,5 +74,5 @@ class _Rollout:
         return None if outcome is None else Outcome(**orjson.loads(outcome))
 
     def stored(self) -> StoredRollout:
-        """Return all of it."""
+        """Return the complete rollout, read from its row."""
         return StoredRollout.from_row(self.row)

@@ -26,7 +26,7 @@ class GuidedOptions(RolloutOptions):
 
 
 class GuidedSettings(RolloutsSettings):
-    """All settings that an instance of the stage reads; `model` is the policy."""
+    """All settings that an instance of `guided_rollouts` reads; `model` is the policy."""
 
     critic_name: str
     """Name of the model whose settings serve the critic."""
@@ -35,7 +35,7 @@ class GuidedSettings(RolloutsSettings):
     hidden: bool = True
     """Whether the critic sees hidden information, as it did in its training."""
     hidden_chars: int = 16_000
-    """Longest statement of it in characters, as in its training."""
+    """Maximum number of characters of hidden information that the critic sees, as in its training."""
     is_mean: bool = True
     """Whether candidates are compared per token; false for a critic that was trained on sums."""
     reference_conditioning: Literal["none", "hidden_info"] = "none"

@@ -28,13 +28,13 @@ _CHOICE = re.compile(r"((?:restart-\d+/)?)choice-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Critic that chooses turns.
+    """Critic that chooses turns, with its settings.
 
     Attributes:
-        forcing: Critic and reference.
+        forcing: Critic and reference model, which score the tokens of candidates.
         num_candidates: Candidates per turn.
         is_mean: Whether advantages are per token.
-        is_conditioned: Whether the reference sees what the critic sees.
+        is_conditioned: Whether the reference sees the hidden information that the critic sees.
     """
 
     forcing: TeacherForcing
@@ -53,7 +53,7 @@ class GuidedTurns:
     Attributes:
         engine: Engine with the policy that the candidates are sampled from.
         guide: The critic.
-        cache: Cache of the rollout.
+        cache: Cache of the rollout's completions, scores and choices.
     """
 
     engine: RolloutEngine
@@ -63,7 +63,7 @@ class GuidedTurns:
     _told: Sequence[int] = ()
 
     def begin(self, plain: Sequence[int], told: Sequence[int]) -> None:
-        """Set the ids of the prompt before the first turn: as the policy sees it, and as the critic does."""
+        """Set the ids of the prompt before the first turn: as the policy sees it, and with hidden information."""
         self._plain, self._told = plain, told
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
@@ -122,7 +122,10 @@ class GuidedTurns:
 
 
 def _distinct(candidates: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the numbers of the candidates that can be chosen: the first of equal ones, and whole ones if any are."""
+    """Return the numbers of the candidates that can be chosen.
+
+    Only the first of equal candidates can, and truncated ones only if all candidates with tokens are truncated.
+    """
     usable = [number for number, one in enumerate(candidates) if one["num_tokens"]]
     usable = [number for number in usable if not candidates[number]["truncated"]] or usable
     first: dict[tuple[int, ...], int] = {}
@@ -136,7 +139,7 @@ def _choice_unit(seed: int) -> str:
 
 
 def _choice(chosen: int, advantages: Mapping[int, float], num_candidates: int) -> bytes:
-    """Return the record of a choice, as an item of the column `choices`."""
+    """Return a choice as JSON, in the form of an item of the column `choices`."""
     scored = [{"candidate": number, "advantage": value} for number, value in advantages.items()]
     return orjson.dumps({"chosen": chosen, "num_candidates": num_candidates, "scored": scored})
 
@@ -151,13 +154,13 @@ class GuideTokens(NamedTuple):
     """Tokens that a guided rollout used in addition to those of its turns."""
 
     policy_prompt: int
-    """Prompt tokens of candidates that were not chosen, and tokens that the reference scored."""
+    """Prompt tokens of candidates that were not chosen, plus tokens that the reference scored."""
     policy_completion: int
     critic: int
 
 
 def guide_tokens(units: Mapping[str, bytes]) -> GuideTokens:
-    """Add up the cached units of a rollout, by their names."""
+    """Add up the tokens of a rollout's cached units (name -> content), without those of the chosen candidates."""
     chosen: set[str] = set()
     for name, value in units.items():
         if (choice := _CHOICE.fullmatch(name)) is not None:

@@ -57,7 +57,7 @@ class GuidedRows:
         }
 
     def _rows(self, jobs: Iterable[RolloutJob]) -> Iterator[GuidedRow]:
-        """Yield the rollouts of finished jobs; count them."""
+        """Yield the rollouts of finished jobs; count them, and those that failed or are left out."""
         for job in jobs:
             if not self._context.journal.is_finished(job.key):
                 self._counts["failed_rollouts"] += 1

@@ -15,7 +15,7 @@ as in DPO."""
 def token_weights(mask: Sequence[int], turns: Sequence[int], aggregate: Aggregate) -> list[float]:
     """Return the weight of each token in the score of its sequence; 0 where `mask` is 0.
 
-    `turns` are the numbers of unmasked tokens of each turn, in order. Raises ValueError if they do not add up.
+    `turns` has the number of tokens with mask 1 of each turn, in order. Raises ValueError if these do not add up.
     """
     num_tokens = sum(mask)
     if sum(turns) != num_tokens:

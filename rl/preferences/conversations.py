@@ -12,9 +12,10 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 def conversation_before(
     first_messages: Sequence[Mapping[str, str]], segments: Sequence[Mapping[str, Any]], num_ids: int
 ) -> list[dict[str, str]]:
-    """Return the messages before the turn that begins after `num_ids` ids: {role, content}, results inside turns.
+    """Return the messages {role, content} before the turn that begins after `num_ids` token ids.
 
-    `segments` are those of the only token sequence of a rollout, whose `start` counts its ids.
+    Tool results are part of the assistant's messages. `segments` are those of a rollout with a single token sequence;
+    the `start` of a segment is its place in that sequence.
     """
     messages = [dict(message) for message in first_messages]
     is_open = False

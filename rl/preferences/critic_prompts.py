@@ -23,23 +23,23 @@ _QUESTION = ("question_key", "split")
 
 
 def train_questions(tables: tuple[Rows, ...]) -> frozenset[str]:
-    """Return the keys of the tasks that may be trained on."""
+    """Return the keys of the tasks of the split `train`."""
     rows = (row for table in tables for row in table.rows(_QUESTION))
     return frozenset(row["question_key"] for row in rows if row["split"] == "train")
 
 
 def tokenizer_of(folder: Path | None, digest: str, checkpoints: tuple[Rows, ...]) -> ChatTokenizer:
-    """Return the tokenizer of the rollouts; that of the policy's checkpoint if no folder is configured.
+    """Return the tokenizer in `folder`, or that of the policy's checkpoint if `folder` is None.
 
-    Raises ConfigError if it is not the configured one.
+    Raises ConfigError if the tokenizer does not have the given digest.
     """
     return load_tokenizer(checkpoints[0].folder(MODEL_FOLDER) if folder is None else folder, digest)
 
 
 class HiddenStatements:
-    """What environments hide of tasks, by the key of the task; read from `questions` once.
+    """Statements of what environments hide from the policy about tasks, by the key of the task.
 
-    Statements of more than `max_chars` characters lose their middle.
+    They are read from `questions` once. Statements of more than `max_chars` characters lose their middle.
     """
 
     def __init__(self, settings: MixedSettings, tables: tuple[Rows, ...], keys: frozenset[str], max_chars: int) -> None:
@@ -55,7 +55,7 @@ class HiddenStatements:
                     self._by_key[task.key] = None if found is None else clip(found, max_chars)
 
     def of(self, question_key: str) -> str:
-        """Return the statement; raise StageFailed if there is none, because a critic without it is another one."""
+        """Return the statement about a task; raise StageFailed if its environment gives none."""
         found = self._by_key.get(question_key)
         if found is None:
             raise StageFailed(
@@ -88,7 +88,7 @@ class PromptRenderer:
         return self._last[1]
 
     def check(self, row: Mapping[str, Any], prompt_ids: list[int]) -> None:
-        """Raise StageFailed if a rollout's prompt is not what its messages give with this tokenizer and template."""
+        """Raise StageFailed if a rollout's messages, rendered with this tokenizer and template, give another prompt."""
         if row["tokenizer_digest"] != self.tokenizer.digest or self.ids(row) != prompt_ids:
             raise StageFailed(
                 f"the prompt of rollout {row['rollout_key']} has other token ids than its messages with the tokenizer "

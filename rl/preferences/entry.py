@@ -29,19 +29,20 @@ def pair_kind(address: Address) -> PairKind:
 
 
 def policy_rollouts(plan: Plan, iteration: int) -> Address:
-    """Return the instance with the rollouts of the policy that data is made from."""
+    """Return the instance with the policy's rollouts, from which the preferences are made."""
     return Address(iteration, "rollouts", plan.policy)
 
 
 def policy_checkpoint(plan: Plan, iteration: int) -> tuple[Address, ...]:
-    """Return the instance of this run whose checkpoint made these rollouts; empty if it is another model."""
+    """Return the instances whose checkpoints sampled the policy's rollouts; empty for a model from outside the run."""
     return plan.sampled(policy_rollouts(plan, iteration)).checkpoints or checkpoints_of(plan, (plan.policy,))
 
 
 def policy_tokenizer(plan: Plan, address: Address) -> tuple[Path | None, str]:
-    """Return the folder of the policy's tokenizer and its digest, empty for that of a model that the run serves.
+    """Return the folder of the policy's tokenizer, and its digest.
 
-    The folder is None if the policy is a checkpoint of the run. Raises ConfigError if no tokenizer is known.
+    The digest is empty if the run serves the model itself. The folder is None if the policy is a checkpoint of the run.
+    Raises ConfigError if no tokenizer is known.
     """
     model, digest = checked_model(plan.policy, plan.models[plan.policy])
     folder = tokenizer_folder(model) or served_tokenizer(model)

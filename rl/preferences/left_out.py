@@ -1,4 +1,4 @@
-"""Say in the reports of stages what they left out, and why."""
+"""Write the sentences of stage reports about items that a stage left out, with the reasons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REASONS = {
 
 
 def left_out_sentences(metrics: Metrics, what: str, prefix: str = "left_out.") -> list[str]:
-    """Return one sentence for each reason for which things were left out; `what` is their name in the plural."""
+    """Return one sentence for each reason for leaving items out; `what` names the items in the plural."""
     counts = group(metrics, prefix)
     return [
         f"{count:,} {what} left out ({reason}): {_REASONS.get(reason, 'see the documentation')}."

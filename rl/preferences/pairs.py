@@ -7,14 +7,14 @@ import random
 from collections.abc import Sequence
 
 Pair = tuple[int, int]
-"""Place of the chosen item, then that of the rejected one."""
+"""Place of the chosen item and place of the rejected item."""
 
 _TOLERANCE = 1e-9
-"""Differences of rewards are shares of tests, whose rounding must not decide whether a gap is wide enough."""
+"""Tolerance for rounding when a difference of rewards is compared with the minimum gap."""
 
 
 def pairs_with_best(rewards: Sequence[float | None], min_best: float = 1.0) -> list[Pair]:
-    """Return a pair of the first best trajectory with each worse one; none if the best reward is below `min_best`.
+    """Pair the first trajectory with the best reward with each worse one; no pair if this reward is below `min_best`.
 
     This is the rule of SWEET-RL for tasks with tests (section 5.1 of the paper); trajectories without a reward are
     left out.
@@ -43,8 +43,8 @@ def pairs_by_gap(rewards: Sequence[float | None], min_gap: float) -> list[Pair]:
 def ends_by_score(scores: Sequence[float], size: int | None = None) -> tuple[list[int], list[int]]:
     """Return the places of the worst and of the best candidates, each in ascending order of score.
 
-    They are halves of the candidates, without the middle one of an odd number, or of at most `size`. Equal scores are
-    ordered by place.
+    Each list has half of the candidates (without the middle one of an odd number), but at most `size` of them. Equal
+    scores are ordered by place.
     """
     order = sorted(range(len(scores)), key=lambda place: (scores[place], place))
     count = len(order) // 2 if size is None else min(size, len(order) // 2)
@@ -52,10 +52,10 @@ def ends_by_score(scores: Sequence[float], size: int | None = None) -> tuple[lis
 
 
 def draw_turn_pairs(scores: Sequence[float], num_draws: int, seed: int, size: int | None = None) -> list[Pair]:
-    """Draw pairs of a candidate from the best and one from the worst, independently and with replacement.
+    """Draw pairs of one of the best and one of the worst candidates, independently and with replacement.
 
-    `size` is that of `ends_by_score`. Draws of equal scores are left out, so there may be fewer than `num_draws`; the
-    same pair may be drawn twice.
+    `ends_by_score` selects both with `size`. Pairs with equal scores are dropped, so there may be fewer than
+    `num_draws`; the same pair may be drawn twice.
     """
     worst, best = ends_by_score(scores, size)
     if not worst:

@@ -1,4 +1,4 @@
-"""Define the settings of the stage `preferences`, and what stages that ask models about turns have in common."""
+"""Define the settings of the stage `preferences`, and those that all stages which ask models about turns have."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class TurnRequests(Section):
 
 
 class PreferencesSettings(MixedSettings):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `preferences` reads."""
 
     kind: PairKind
     """Kind of the pairs."""
     options: PreferencesOptions = PreferencesOptions()
     """Rules for pairs."""
     tokenizer: Operational[Path | None] = None
-    """Tokenizer of the rollouts; none for that of the policy's checkpoint, and for pairs of turns."""
+    """Tokenizer of the rollouts; none means that of the policy's checkpoint. Pairs of turns need none."""
     tokenizer_digest: str = ""
     """Required digest of the tokenizer."""
     seed: int = 0

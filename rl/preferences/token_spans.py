@@ -1,4 +1,4 @@
-"""Find what the model wrote in the token ids of a rollout: the mask of a whole trajectory, and its turns."""
+"""Find the token ids of a rollout that the model wrote: the mask of a whole trajectory, and its turns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from treadle.agent.trajectory import Sample
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Token ids after a prompt, with what the model sampled of them.
+    """Token ids after a prompt, with a mask of those that the model sampled.
 
     Attributes:
         ids: Ids up to the last one that the model sampled.
-        mask: 1 for each id that it sampled, the ends of turns included; else 0.
-        turns: Numbers of sampled ids of the turns that have any.
+        mask: 1 for each id that the model sampled, including the ends of turns; else 0.
+        turns: Number of sampled ids of each turn, without turns that have no sampled id.
     """
 
     ids: list[int]
@@ -27,9 +27,10 @@ class Spans:
 
 
 def only_sample(row: Mapping[str, Any]) -> tuple[Sample | None, str]:
-    """Return the token sequence of a row of `rollouts`; else None and why it cannot be used.
+    """Return the single token sequence of a row of `rollouts` and "", or None and why the row cannot be used.
 
-    Reasons are `no_ids` (text mode, or failed) and `several_contexts`, of which no single prompt and mask exist.
+    Reasons are `no_ids` (a rollout in text mode, or a failed one) and `several_contexts` (several token sequences, so
+    there is no single prompt and mask).
     """
     samples = [Sample.from_row(item) for item in row["samples"] or ()]
     if len(samples) > 1:
@@ -49,6 +50,6 @@ def spans_of_sample(sample: Sample) -> Spans:
 
 
 def starts_of_turns(sample: Sample) -> list[int]:
-    """Return the number of ids before each turn in which the model sampled at least one."""
+    """Return the number of ids before each turn in which the model sampled at least one id."""
     bounds = [*sample.turn_starts, len(sample.origins)]
     return [start for start, stop in itertools.pairwise(bounds) if ORIGIN_SAMPLED in sample.origins[start:stop]]

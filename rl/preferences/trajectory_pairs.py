@@ -1,7 +1,7 @@
 """Make pairs of whole trajectories from scored rollouts, for a critic or for a policy.
 
-Rewards are read first, then the token ids of the rollouts that pairs need: those of one task at a time if rollouts are
-in the order of their tasks, as the stage `rollouts` writes them.
+Rewards are read first, then the token ids of the rollouts in pairs. If rollouts are in the order of their tasks, as the
+stage `rollouts` writes them, the token ids of only one task are in memory at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _READ = (
 
 @dataclass(slots=True)
 class _TaskPairs:
-    """Pairs of one task that wait for their rollouts, by key."""
+    """Pairs of one task, as (chosen key, rejected key, margin), with the rows of rollouts that have been read."""
 
     pairs: list[tuple[str, str, float]]
     rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def task_pairs(options: PreferencesOptions, rewards: list[float | None]) -> list
 
 
 class TrajectoryPairs:
-    """One attempt at the pairs of trajectories."""
+    """State of one attempt of the stage, for pairs of trajectories."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
@@ -87,7 +87,7 @@ class TrajectoryPairs:
         return self._metrics()
 
     def _choose(self) -> dict[str, _TaskPairs]:
-        """Return the pairs of each task of the split `train` that has any, by the key of the task."""
+        """Return task key -> pairs, for the tasks of the split `train` that have any pairs."""
         train = train_questions(self._context.inputs["questions"])
         samples: dict[str, list[tuple[int, str, float | None]]] = {}
         for table in self._context.inputs["scores"]:
@@ -112,7 +112,7 @@ class TrajectoryPairs:
         return found
 
     def _read(self, waiting: Mapping[str, _TaskPairs]) -> Iterator[tuple[str, _TaskPairs]]:
-        """Yield each task when all its rollouts have been read; raise ArtifactError if one is not there."""
+        """Yield each task when all rollouts of its pairs have been read; raise ArtifactError if one is missing."""
         open_tasks = dict(waiting)
         for table in self._context.inputs["rollouts"]:
             for row in table.rows(_READ):
@@ -136,7 +136,7 @@ class TrajectoryPairs:
                 yield {**row, "margin": margin}
 
     def _row(self, chosen: Mapping[str, Any], rejected: Mapping[str, Any], statement: str) -> dict[str, Any] | None:
-        """Return the row of a pair without its margin; None, with a count of the reason, if it cannot be used."""
+        """Return the row of a pair without its margin; count the reason and return None if it cannot be used."""
         sides = []
         for rollout in (chosen, rejected):
             sample, why = only_sample(rollout)

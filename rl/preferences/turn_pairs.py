@@ -23,7 +23,7 @@ _READ = (
 
 
 class TurnPairs:
-    """One attempt at the pairs of candidates."""
+    """State of one attempt of the stage, for pairs of candidates."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
@@ -53,9 +53,9 @@ class TurnPairs:
         return {**dict(sorted(self._counts.items())), "longest_row": self._longest}
 
     def _turns(self) -> Iterator[list[tuple[Mapping[str, Any], float]]]:
-        """Yield the scored candidates of each turn with their advantages; others are counted.
+        """Yield the scored candidates of each turn with their advantages; count candidates without one.
 
-        Advantages are in the order of their candidates. Raises ArtifactError if one is of no candidate.
+        Both tables must have the same order. Raises ArtifactError for an advantage that belongs to no candidate.
         """
         names = ("turn_key", "candidate", "advantage")
         scored = (row for table in self._context.inputs["advantages"] for row in table.rows(names))

@@ -1,1 +1,1 @@
-"""Rules that reward the rollouts of a group, one file each, and what they are given."""
+"""Rules that reward the rollouts of a group, one file each, and the types of their arguments and results."""

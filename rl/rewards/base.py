@@ -1,6 +1,6 @@
-"""Define what a reward rule is, what it is given, and what it returns. Documented in docs/behaviour/rewards.md.
+"""Define the base class of reward rules, and the types of its arguments and results.
 
-Few imports, because rules run inside the engines' environments.
+The module has few imports, because rules run inside the engines' environments. Documented in docs/behaviour/rewards.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from treadle.core.llm.types import EndpointState
 
 FAILED = "failed"
-"""Status of an item that infrastructure, not the policy, prevented."""
+"""Status of an item whose rollout failed because of infrastructure, not because of the policy."""
 
 CONTEXT_FULL = "context_full"
 """Status of an item whose context had no room for another turn."""
@@ -45,11 +45,11 @@ class GroupItem:
         tool_failures: Number of executed calls that failed.
         web_misses: Number of calls that the replayed web record could not answer.
         model_tokens: Number of tokens that the model wrote.
-        total_tokens: Number of tokens, tool results included.
+        total_tokens: Number of tokens of the model and of tool results.
         status: How the rollout ended; see `treadle.agent.trajectory.STATUSES`.
         num_turns: Number of turns of the model in the token ids.
-        turn_rewards: Reward of each turn from the environment; None for those without one.
-        parts: Figures that the environment reports of the rollout, by name, such as those of plans.
+        turn_rewards: Reward of each turn from the environment; None for a turn without one.
+        parts: Name -> number that the environment reports about the rollout, such as the number of plans.
     """
 
     segments: tuple[Segment, ...]
@@ -65,12 +65,12 @@ class GroupItem:
 
     @property
     def was_played(self) -> bool:
-        """False if infrastructure lost it, or if its prompt left no room for a turn; then it has no reward."""
+        """False if infrastructure failed, or if the prompt left no room for a turn; such an item has no reward."""
         return self.status != FAILED and not (self.status == CONTEXT_FULL and not self.num_turns)
 
     @property
     def gave_answer(self) -> bool:
-        """Whether it ended with its answer, or has a candidate that is taken as one, as in evaluation."""
+        """True if the rollout ended with its answer, or has a candidate that counts as its answer, as in evaluation."""
         return self.status == ANSWERED or self.parts.get(BY_CANDIDATE, 0.0) > 0
 
     @classmethod
@@ -88,8 +88,8 @@ class RewardGroup:
         task: The task, with its gold answers, choices, rule and hidden payload.
         items: The trajectories.
         predictions: Extracted answer of each item; empty if there is none.
-        scores: Verdict on each item by the run's scorer. `score` is None if there is none.
-        has_answers: True if the verdicts compare answers with gold answers; otherwise an environment or a tool gave
+        scores: Verdict of the run's scorer on each item; its `score` is None if the scorer could not decide.
+        has_answers: True if the verdicts compare answers with gold answers; False if an environment or a tool gave
             them.
         dialect: How the model writes its turns.
         phase: Number of the phase, from 1.
@@ -114,9 +114,9 @@ class Reward:
 
     Attributes:
         total: The reward; None leaves the item out of all means and gives it no advantage.
-        parts: Name -> value of what it consists of, as the rule declares; None for a part that it does not have.
-        notes: Short codes that explain it, such as those of broken rules. They are stored and shown, so they must not
-            quote what is hidden, such as the payload.
+        parts: Name -> value of each part of the reward, with names from the rule's `PARTS`; None for a missing part.
+        notes: Short codes that explain the reward, such as those of broken rules. They are stored and shown, so they
+            must not quote anything hidden, such as the payload.
     """
 
     total: float | None
@@ -143,10 +143,10 @@ class RewardRule(Entry):
 
     @contextlib.contextmanager
     def open(self, folder: Path | None = None) -> Iterator[None]:
-        """Hold what the rule needs, such as connections, while the rule is used in a process.
+        """Keep resources of the rule, such as connections, open while a process uses it.
 
-        `folder` keeps what a resumed training should not pay for again; processes of one training share it, and it may
-        not exist yet. None outside of trainings.
+        `folder` is for results that a resumed training should not pay for again; processes of one training share it,
+        and it may not exist yet. It is None outside of trainings.
         """
         yield
 
@@ -158,9 +158,9 @@ class RewardRule(Entry):
         raise NotImplementedError
 
     def servers(self) -> Sequence[tuple[str, EndpointState]]:
-        """Return the state of each model server that the rule asks, with the name of its model, for people.
+        """Return model and state of each model server that the rule uses, to be shown to the user.
 
-        It is called by any thread inside `open`.
+        Called by any thread inside `open`.
         """
         return ()
 
@@ -171,14 +171,14 @@ class RewardRule(Entry):
         """
 
     def filled(self, **values: float) -> Self:
-        """Return the rule with these values for those of its keys that are None; other names are ignored."""
+        """Return a copy of the rule in which these values replace keys that are None; unknown names are ignored."""
         own = type(self).model_fields
         missing = {name: value for name, value in values.items() if name in own and getattr(self, name) is None}
         return self.model_copy(update=missing)
 
     @property
     def described(self) -> str:
-        """The type and the keys that differ from their defaults, for people."""
+        """Readable text with the type, and the keys that differ from their defaults."""
         hidden = Entry.model_fields.keys()
         given = [
             f"{name} {getattr(self, name)}"

@@ -65,7 +65,7 @@ class EfficiencyReward(RewardRule):
     """Whether to allow both sigmas to be 0, which rewards only right answers in good format."""
 
     def rewards(self, group: RewardGroup) -> list[Reward]:
-        """See `RewardRule`. Only a dialect of tags has a format to break."""
+        """See `RewardRule`. The format is checked only if the model writes its turns with tags (`TagDialect`)."""
         if not group.has_answers:
             return outcome_rewards(group)
         of_group = _GroupStatistics.of(group.items, self.length_scope)
@@ -132,7 +132,7 @@ class EfficiencyReward(RewardRule):
 
 
 def decay_factor(decay: Literal["none", "linear"], step: int, num_steps: int) -> float:
-    """Return the factor of both sigmas at `step` (from 1): 1 without decay, else max(0, (T - t) / (T - 1)).
+    """Return the factor of both sigmas at step t (from 1) of T: 1 without decay, else max(0, (T - t) / (T - 1)).
 
     The program published with arXiv 2601.06860 lowers them to 0 within a phase in this way.
     For a phase of one step, the factor with decay is 0. Raises ValueError if `step` is below 1.

@@ -11,7 +11,7 @@ from treadle.rl.rewards.outcome import outcome_rewards
 
 
 class EmReward(RewardRule):
-    """1 for an answer that matches the gold answers exactly, else 0, whatever scorer evaluation uses.
+    """1 for an answer that matches the gold answers exactly, else 0, regardless of the scorer of the evaluation.
 
     Tasks that an environment or a tool scores get that score.
     """

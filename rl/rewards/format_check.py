@@ -1,8 +1,9 @@
 r"""Check a trajectory's format for the reward: strictly, or as loosely as the published program.
 
-`strict` is the check of the training rows (`treadle.agent.dialects.tag_faults`), so that the reward follows their
-examples. `loose` has the five rules of the program published with arXiv 2601.06860, for comparison. Both read typed
-segments: text quoted by a document or a program's output does not count. Documented in docs/behaviour/rewards.md.
+`strict` is the check of fine-tuning rows (`treadle.agent.dialects.tag_faults`), so that the policy is rewarded for the
+format that it was fine-tuned on. `loose` has the five rules of the program published with arXiv 2601.06860, for
+comparison. Both read typed segments: markers inside tool results do not count. Documented in
+docs/behaviour/rewards.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _THINK = "think"
 
 
 def format_reasons(segments: Sequence[Segment], dialect: TagDialect, mode: FormatMode = "strict") -> tuple[str, ...]:
-    """Return the codes of the rules that a turn breaks; empty if its format is good."""
+    """Return the codes of the format rules that a trajectory breaks; empty if its format is good."""
     return tuple(format_faults(segments, dialect) if mode == "strict" else loose_faults(segments, dialect))
 
 

@@ -1,6 +1,6 @@
 """Reward answers by the verdict of a model that compares them with the gold answers (arXiv 2508.13167).
 
-A reply that cannot be read gives no reward, and a server that cannot be reached ends the attempt; neither is ever 0.
+An unreadable reply gives no reward, and an unreachable server ends the attempt; neither ever gives the reward 0.
 Documented in docs/behaviour/rewards.md.
 """
 
@@ -34,9 +34,9 @@ Reply with one JSON object and nothing else: {"rationale": "<one sentence>", "ju
 _VERDICTS = {"correct": 1.0, "incorrect": 0.0}
 _JSON_REPLY = {"response_format": {"type": "json_object"}}
 _MAX_CHARS = 8_000
-"""Most characters of a question, and of all gold answers, that the judge is shown."""
+"""Maximum number of characters of a question, and of all gold answers together, that the judge is shown."""
 _MAX_PREDICTION_CHARS = 2_000
-"""Longest prediction that is judged; a longer one is wrong, as in `scores`."""
+"""Maximum number of characters of a prediction; a longer one counts as wrong, as in the stage `scores`."""
 
 
 class JudgeReward(RewardRule):
@@ -66,7 +66,7 @@ class JudgeReward(RewardRule):
     _judge: _RunningJudge | None = PrivateAttr(default=None)
 
     def check(self, where: str) -> None:
-        """Raise ConfigError without a judge that has endpoints."""
+        """Raise ConfigError if no judge is set, or if it has no endpoints."""
         if self.model is None or not self.model.endpoints:
             raise ConfigError(
                 f"{where}: rl.reward has no judge; set its model, such as rl.reward.model = "
@@ -75,7 +75,7 @@ class JudgeReward(RewardRule):
 
     @contextlib.contextmanager
     def open(self, folder: Path | None = None) -> Iterator[None]:
-        """See `RewardRule`; requests are sent from a thread of their own, and verdicts are kept."""
+        """See `RewardRule`; requests are sent from a separate thread, and verdicts are stored in `folder`."""
         assert self.model is not None, "check refuses it"
         extra = {**_JSON_REPLY, **self.model.extra_body} if self.json_mode else self.model.extra_body
         settings = self.model.model_copy(update={"extra_body": extra})

@@ -1,4 +1,4 @@
-"""Ask a model from inside a training: from an event loop in a thread of its own, about each case only once."""
+"""Send requests to a model during a training, from an event loop in a separate thread; each case is asked once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 class ModelAsker(Generic[V]):
-    """Chat model with open connections, and what it said about each case.
+    """Chat model with open connections, and its stored verdicts on cases.
 
     `run` and `servers` are for other threads; the coroutines run on the asker's event loop.
     """
 
     def __init__(self, name: str, settings: ModelSettings, known: VerdictStore[V]) -> None:
-        """Prepare to ask over the chat route; `name` is that of the model's table, for messages."""
+        """Prepare requests to the chat endpoint; messages call the model by `name`, its table in the configuration."""
         self._name = name
         self._settings = settings.model_copy(update={"api": "chat"})
         self._known: VerdictStore[V] = known
@@ -63,17 +63,18 @@ class ModelAsker(Generic[V]):
 
     @property
     def has_answered(self) -> bool:
-        """True once there is a verdict, of this process or of an earlier one."""
+        """True once any verdict is stored, by this process or an earlier one."""
         return len(self._known) > 0
 
     def known(self, digest: str) -> V | None:
-        """Return the verdict on a case if there is one, of this process or of an earlier one."""
+        """Return the stored verdict on a case, of this process or an earlier one; None without one."""
         return self._known.get(digest)
 
     async def once(self, digest: str, ask: Callable[[], Awaitable[V | None]]) -> V | None:
-        """Return the verdict on a case: the known one, or that of `ask`, which equal cases share.
+        """Return the verdict on a case: the stored one, or the result of `ask`.
 
-        A verdict is kept before it is returned. A missing one is not, so a later step may ask again.
+        Concurrent calls for equal cases share one call of `ask`. A verdict is stored before it is returned. Without a
+        verdict nothing is stored, so a later step may ask again.
         """
         if (known := self.known(digest)) is not None:
             return known
@@ -84,7 +85,7 @@ class ModelAsker(Generic[V]):
         return await asyncio.shield(task)
 
     async def _kept(self, digest: str, ask: Callable[[], Awaitable[V | None]]) -> V | None:
-        """Return a new verdict; it is kept even if no caller waits for it any longer."""
+        """Return a new verdict; it is stored even if all callers have been cancelled."""
         verdict = await ask()
         if verdict is not None:
             self._known.put(digest, verdict)
@@ -98,7 +99,10 @@ class ModelAsker(Generic[V]):
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, *, seed: int, session: str, limit_s: float
     ) -> Completion:
-        """Return a reply; raise DeadlineExceeded after `limit_s`, without waiting for the server, and ModelErrors."""
+        """Return a reply; raise ModelErrors, and DeadlineExceeded after `limit_s` seconds.
+
+        Waiting for an unavailable server does not count towards the limit.
+        """
         with timed_work() as clock:
             deadline = clock.time() + limit_s
             return await self._pool.chat(messages, sampling, seed=seed, session=session, deadline=deadline)

@@ -21,5 +21,5 @@ class OutcomeReward(RewardRule):
 
 
 def outcome_rewards(group: RewardGroup) -> list[Reward]:
-    """Return the scores as rewards; an item without a verdict has none, because a missing score is never 0."""
+    """Return the scores as rewards; an item without a score has no reward, which is not the same as 0."""
     return [Reward(score.score) for score in group.scores]

@@ -1,4 +1,4 @@
-"""Reward right answers, and with small weights how an agent planned and called (arXiv 2510.25320, 2508.13167).
+"""Reward right answers, and with small weights the agent's plans and calls (arXiv 2510.25320, 2508.13167).
 
 The terms never make a wrong answer score above a right one of its group. Documented in docs/behaviour/rewards.md.
 """
@@ -49,7 +49,7 @@ class PlanningReward(RewardRule):
         return self
 
     def rewards(self, group: RewardGroup) -> list[Reward]:
-        """See `RewardRule`. Rollouts of other environments get their score alone."""
+        """See `RewardRule`. Rollouts whose environment does not report plans get their score as reward."""
         pairs = list(zip(group.items, group.scores, strict=True))
         made = [self._reward(item, score.score, bool(score.correct)) for item, score in pairs]
         right = [
@@ -57,7 +57,7 @@ class PlanningReward(RewardRule):
         ]
         if not right:
             return made
-        # Partial scores may differ by less than the weights.
+        # Scores between 0 and 1 may differ by less than the terms add up to, so wrong answers are capped explicitly.
         lowest = min(right)
         return [
             one if score.correct or one.total is None else replace(one, total=min(one.total, lowest))

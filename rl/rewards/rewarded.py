@@ -15,7 +15,7 @@ from treadle.rl.rewards.base import GroupItem, Reward, RewardGroup, RewardRule
 from treadle.rl.rewards.overlong import overlong_penalty
 
 LARGEST_REWARD = 1e9
-"""Largest absolute reward: sums of squares of larger ones are not exact enough to compare."""
+"""Largest absolute reward: sums of squares of larger rewards are not exact enough to be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class RewardedItem:
         reward: The reward. An item that was not scored gets the mean of the scored ones, so that its advantage is 0.
         scored: False if the trajectory was lost or its prompt was too long, or if the rule gave no reward; excluded
             from all means.
-        parts: Parts of the reward by name; empty if the rule was not asked.
+        parts: Parts of the reward by name; empty if the rule did not get the item.
         notes: Codes that explain the reward.
         score: The verdict's score, limited to [0, 1]; None without a verdict.
         answer: The extracted prediction.
-        scorer: The scorer that was used.
+        scorer: Name of the scorer that gave the verdict.
         length: Number of tokens that the model wrote.
     """
 
@@ -49,11 +49,11 @@ class RewardedItem:
 
 
 def reward_items(rule: RewardRule, group: RewardGroup, *, overlong_limit: int | None = None) -> list[RewardedItem]:
-    """Return the items of a group with their rewards, in their order; the rule does not get lost items.
+    """Return the items of a group with their rewards, in their order; the rule gets only items that were played.
 
     With `overlong_limit`, the maximum length in tokens, long responses are penalised (`overlong_penalty`).
 
-    Raises EngineError, naming rule and task, if the rule raises or returns something else than a `Reward` with usable
+    Raises EngineError, naming rule and task, if the rule raises, or if it returns anything but a `Reward` with usable
     numbers and declared parts for each item.
     """
     kept = [place for place, item in enumerate(group.items) if item.was_played]
@@ -79,7 +79,7 @@ def reward_items(rule: RewardRule, group: RewardGroup, *, overlong_limit: int | 
 
 
 def _checked(rule: RewardRule, group: RewardGroup) -> list[Reward]:
-    """Return what the rule returns for a group; raise EngineError if it cannot be used."""
+    """Return the rule's rewards for a group; raise EngineError if they cannot be used."""
     about = f"the reward rule {rule.type} failed on task {group.task.key}:"
     try:
         with user_code(rule, group.task.payload):
@@ -112,12 +112,12 @@ def _penalised(reward: Reward, penalty: float) -> Reward:
 
 
 def is_usable(value: object, largest: float = LARGEST_REWARD) -> bool:
-    """Return whether a rule's value is a finite number, at most `largest` in size."""
+    """Return whether a rule's value is a number whose absolute value is at most `largest`."""
     return isinstance(value, Real) and -largest <= value <= largest  # type: ignore[operator]
 
 
 def shown(value: object) -> str:
-    """Return a rule's value for a message: of anything but a number only the type, as it may hold the payload."""
+    """Return a rule's value as text for a message; only its type if it is no number, as it may contain the payload."""
     return f"{value!r:.80}" if isinstance(value, Real) else f"a value of type {type(value).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""Keep what a judge said in files, so that a resumed training does not pay for it again."""
+"""Store verdicts of models in files, so that a resumed training does not pay for them again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
-"""Type of the verdicts, which JSON can hold."""
+"""Type of the verdicts; it must be JSON-able."""
 
 
 class VerdictStore(Generic[V]):
-    """Verdicts by digest; each process appends to a file of its own, and reads those of earlier processes once.
+    """Verdicts by digest. Each process appends to its own file, and reads the files of earlier processes once.
 
     Use it on one thread.
     """
@@ -36,7 +36,7 @@ class VerdictStore(Generic[V]):
         return self._verdicts.get(digest)
 
     def put(self, digest: str, verdict: V) -> None:
-        """Keep a verdict; it outlives the process, not a failure of the machine."""
+        """Store a verdict; it survives a kill of the process, but perhaps not a failure of the machine."""
         self._verdicts[digest] = verdict
         if self._own is not None:
             with self._own.open("a", encoding="utf-8") as file:

@@ -46,10 +46,10 @@ class Choice:
     method: SelectionMethod
     """Method that ordered the questions."""
     rank: np.ndarray
-    """Group of the method, such as the Pareto front, int32; -1 for questions that a filter removed, and without
-    groups."""
+    """Number of each question's group, such as its Pareto front, int32; -1 for questions that a filter removed, and
+    for all if the method has no groups."""
     parts: Mapping[str, np.ndarray]
-    """Declared name -> number of the method, float64; nan for questions that a filter removed."""
+    """Name that the method declares -> its number for each question, float64; nan if a filter removed the question."""
     place: np.ndarray
     """Position in the order of selection, from 0, int64; -1 for questions that are not selected."""
     quotas: Mapping[str, int]
@@ -77,7 +77,7 @@ class Choice:
         return [(domain, self._of(np.flatnonzero(names == domain))) for domain in sorted(set(self.domains))]
 
     def unfilled(self) -> list[tuple[str, int, int]]:
-        """Return (domain, number of rows, quota) for each quota that is not full."""
+        """Return (domain, number of selected questions, quota) for each quota that is not full."""
         taken = Counter(self.domains[number] for number in np.flatnonzero(self.decisions == SELECTED).tolist())
         return [(name, taken[name], quota) for name, quota in sorted(self.quotas.items()) if taken[name] < quota]
 
@@ -108,7 +108,7 @@ class Choice:
         }
 
     def place_facts(self, number: int) -> dict[str, Any]:
-        """Return the columns of a question that the method gives."""
+        """Return the columns of a question that come from the method: rank and parts."""
         rank = int(self.rank[number])
         return {
             "rank": rank if rank >= 0 else None,
@@ -129,10 +129,11 @@ def choose(
 ) -> Choice:
     """Filter the questions, let the method order the rest and select up to the limit or the quotas.
 
-    The masks (bool, one value per question) mark questions that are held out and those that an earlier phase selected.
-    The method gets deviations of correctness as shares of `spans` (float64, one value per question), the ranges of
-    rewards that cannot be compared directly.
-    Raises StageFailed if quotas are set and a domain with training questions has none, or if the method fails.
+    `held_out` and `selected_before` (bool, one value per question) mark questions that are held out, and those that an
+    earlier phase selected. `spans` (float64, one value per question) has the range of rewards in the question's
+    environment; if it is given, the method gets deviations of correctness divided by it, so that rewards of different
+    scales can be compared. Raises StageFailed if quotas are set and a domain with training questions has none, or if
+    the method fails.
     """
     domain_names = np.asarray(domains, dtype=np.str_)
     _check_quotas(set(domain_names[~held_out].tolist()), options)
@@ -176,7 +177,7 @@ def _ranking(method: SelectionMethod, candidates: Candidates, limit: int, seed: 
 
 
 def _problem(method: SelectionMethod, ranking: object, candidates: Candidates, limit: int) -> str:
-    """Return what is wrong with the result of a method; empty if it can be used."""
+    """Return a description of the fault in the result of a method; empty if the result can be used."""
     if not isinstance(ranking, Ranking):
         return f"it returned {type(ranking).__name__}, not a Ranking"
     known, count = set(candidates.keys), len(candidates.keys)
@@ -217,9 +218,9 @@ def _filter(
     held_out: np.ndarray,
     selected_before: np.ndarray,
 ) -> np.ndarray:
-    """Return the decision of each question before any is selected; the first filter that matches decides.
+    """Return the decision on each question before any is selected; the first filter that matches decides.
 
-    Questions that pass all filters get OVER_QUOTA if quotas are set, else OVER_LIMIT.
+    Questions that pass all filters get OVER_QUOTA if quotas are set, else OVER_LIMIT, until they are selected.
     """
     mixed = is_mixed(dispersion.lowest, dispersion.highest, domains, options.mixed_f1)
     enough = np.where(domains == GRADED, options.mixed_f1, 1.0)

@@ -12,12 +12,13 @@ import numpy as np
 from treadle.core.errors import DataError
 
 MILLION = 1_000_000
-"""Scale of correctness, which is counted in millionths as integers: sums are exact, so equal outcomes give equal
-points in any order of the rollouts."""
+"""Scale of correctness, which is summed as an integer number of millionths: sums are exact, so questions with equal
+outcomes get equal deviations, in any order of the rollouts."""
 GRADED = "qa"
 """Domain whose correctness is an F1 score."""
 BINARY = ("math", "choice")
-"""Domains whose correctness is 0 or 1; in all others but qa it is any number that a scorer or an environment gives."""
+"""Domains whose correctness is 0 or 1. In all domains but these and qa, it is any number that a scorer or an
+environment gives."""
 MAX_ROLLOUTS = 3_000
 """Maximum number of rollouts per question; more would overflow the integer sums."""
 _INITIAL_SIZE = 1_024
@@ -33,7 +34,7 @@ class Dispersion(NamedTuple):
     mean: np.ndarray
     """Mean correctness, float64; this and all statistics below are nan if no rollout is usable."""
     score_tool: np.ndarray
-    """S_tool: population standard deviation of executed calls."""
+    """S_tool: population standard deviation of the number of executed calls."""
     score_corr: np.ndarray
     """S_corr: population standard deviation of correctness."""
     lowest: np.ndarray
@@ -54,7 +55,7 @@ class DispersionSums:
         self._rollouts, self._usable = _zeros(), _zeros()
         self._calls, self._calls_squared = _zeros(), _zeros()
         self._correct, self._correct_squared = _zeros(), _zeros()
-        # Rounded to millionths of 1, not of the range: one huge reward must not make the others equal.
+        # `add` rounds extremes to millionths of 1, not of the range: one huge reward must not make the others equal.
         self._lowest, self._highest = _zeros().astype(np.float64), _zeros().astype(np.float64)
         self._num_questions = 0
 
@@ -133,7 +134,8 @@ class DispersionSums:
 def is_mixed(lowest: np.ndarray, highest: np.ndarray, domains: np.ndarray, mixed_f1: float) -> np.ndarray:
     """Return whether each question has both right and wrong rollouts (bool array).
 
-    F1 of qa is right from `mixed_f1` on; correctness of math and choice is 0 or 1; other numbers only have to differ.
+    A rollout of qa is right if its F1 is at least `mixed_f1`, one of math or choice if its correctness is 1. In other
+    domains a question is mixed if the numbers of its rollouts differ.
     """
     graded = (highest >= mixed_f1) & (lowest < mixed_f1)
     plain = (highest >= 1.0) & (lowest <= 0.0)

@@ -1,6 +1,6 @@
 """Report a selection: counts for the record, the page `report.md`, and the picture of its questions.
 
-Groups and numbers of the method come from the choice, under the names that the method declares.
+Groups and parts (numbers per question) of the method come from the choice, under the names that the method declares.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _ROWS_SHOWN = 20
 _GROUPS_SHOWN = 40
 _TENTHS = 10
 _POINTS_SHOWN = 2_000
-"""Maximum number of distinct points per series; more make a file that browsers open slowly, so they are thinned out
-evenly."""
+"""Maximum number of distinct points per series. More points are thinned out evenly, because browsers are slow to open
+a file with many."""
 _SIZES = ((1, 2.5), (2, 4.0), (8, 6.0))
 """Pairs of a minimum number of questions on a point and the size of its marker."""
 _LINES_SHOWN = 5
@@ -40,12 +40,12 @@ _GREY = "#c8c8c8"
 
 
 class EarlierPhase(NamedTuple):
-    """Rows that an earlier phase trained on."""
+    """Questions that an earlier phase trained on."""
 
     phase: int
     num_rows: int
     mask: np.ndarray
-    """Mask of the current questions that are among its rows, bool."""
+    """Mask of the current questions that the earlier phase trained on, bool."""
 
 
 class SelectionFindings(NamedTuple):
@@ -113,9 +113,9 @@ def metrics_of(found: SelectionFindings) -> dict[str, Any]:
 
 
 def _method_metrics(choice: Choice) -> dict[str, float | None]:
-    """Count the groups, the largest group and the groups with selected questions; under quotas also by domain.
+    """Return the numbers of groups and of groups with selected questions, and the size of the largest group.
 
-    Each part of the method has its mean over the selected questions.
+    Under quotas these are also given by domain. Each part of the method has its mean over the selected questions.
     """
     found: dict[str, float | None] = {}
     if name := choice.method.GROUP:
@@ -232,7 +232,7 @@ def _groups_of_method(choice: Choice) -> Figures:
 
 
 def _parts(choice: Choice) -> Figures:
-    """Return the mean of each number of the method, over ranked and over selected questions."""
+    """Return the mean of each part of the method, over ranked and over selected questions."""
     selected = choice.decisions == SELECTED
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (name, *map(_shown_mean, (values[choice.ranked], values[selected])), choice.method.PARTS[name])
@@ -361,7 +361,7 @@ def _draw_groups(axes: Any, choice: Choice, of_domain: str) -> None:
 
 
 def _draw_part(axes: Any, choice: Choice, name: str, of_domain: str) -> None:
-    """Draw how a number of the method is spread over the ranked and the selected questions."""
+    """Draw histograms of a part of the method, over the ranked and over the selected questions."""
     values = choice.parts[name]
     known = values[np.isfinite(values)]
     edges = np.linspace(known.min(initial=0.0), known.max(initial=1.0), 21)

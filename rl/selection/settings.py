@@ -44,7 +44,7 @@ class SelectionOptions(Section):
 
 
 class SelectionSettings(MixedSettings):
-    """All settings that an instance of the stage reads."""
+    """All settings that an instance of the stage `selection` reads."""
 
     options: SelectionOptions = SelectionOptions()
     """Filters and limits of the selection."""

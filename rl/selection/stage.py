@@ -336,9 +336,10 @@ class _SelectionRun:
 
 
 def _spans(environments: Sequence[str], totals: Dispersion) -> np.ndarray | None:
-    """Return the range of correctness in the environment of each question, at least [0, 1]; None if there is only one.
+    """Return for each question the width of the range of rewards in its environment, which includes [0, 1].
 
-    Rewards of one environment may be thousands of times those of another, whose questions would never be selected.
+    Returns None if all questions have the same environment. Without these widths, an environment with large rewards
+    would win over all others in the selection.
     """
     names = np.asarray(environments, dtype=np.str_)
     spans = np.ones(len(names))
@@ -350,7 +351,7 @@ def _spans(environments: Sequence[str], totals: Dispersion) -> np.ndarray | None
 
 
 def _by_question(lines: Sequence[bytes]) -> dict[str, list[list[Any]]]:
-    """Return the rollouts of each question, whose lines may come from several batches."""
+    """Return question key -> rollouts, joined from lines of several batches."""
     found: dict[str, list[list[Any]]] = {}
     for key, outcomes in map(orjson.loads, lines):
         found.setdefault(key, []).extend(outcomes)

@@ -17,12 +17,12 @@ _SELECTED_GROUPS = re.compile(r"selected_(\w+)")
 
 
 def selection_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettings]) -> StageReport:
-    """Return how many questions were selected, and why others were not."""
+    """Return a report with the number of selected questions, and with the reasons why others were not."""
     return StageReport(selection_sentences(record.metrics), selection_figures(record.metrics))
 
 
 def selection_sentences(metrics: Metrics) -> list[str]:
-    """Return how many questions were selected of how many."""
+    """Return a sentence with the numbers of selected questions, of all questions and of rollouts."""
     name = next((match[1] for match in map(_SELECTED_GROUPS.fullmatch, metrics) if match), None)
     groups = ""
     if name is not None:
@@ -36,7 +36,7 @@ def selection_sentences(metrics: Metrics) -> list[str]:
 
 
 def selection_figures(metrics: Metrics) -> list[Figures]:
-    """Return why questions were left out, and what happened to those that earlier phases trained on."""
+    """Return tables of the reasons why questions were left out, and of those that earlier phases trained on."""
     left_out = {name.replace("_", " "): count for name, count in group(metrics, "left_out.").items()}
     overlap = group(metrics, "overlap.")
     phases = sorted({name.partition(".")[0] for name in overlap}, key=int)

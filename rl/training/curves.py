@@ -40,7 +40,7 @@ _MAX_PART_PANELS = 5
 
 
 def part_of(figures: RlStep | ValidationFigures, name: str) -> float | None:
-    """Return the mean of a part of the rewards; None if there is none."""
+    """Return the mean of a part of the rewards; None if no reward has this part."""
     return (figures.parts or {}).get(name)
 
 
@@ -95,11 +95,11 @@ def draw_curves(
 ) -> bytes:
     """Return an SVG with one panel per figure over the steps, such as reward, score and length.
 
-    Of the declared parts of the reward, the first ones that change over the steps have a panel. Environments have two
-    each if there are several.
+    Of the declared parts of the reward, the first ones that change over the steps have a panel. If there are several
+    environments, each has two panels.
 
-    Equal data gives equal bytes. Light: each step; dark: the moving mean over 8 steps; red: validation; dotted: the
-    chosen step. Raises ConfigError without matplotlib.
+    Light lines show each step, dark lines the moving mean over 8 steps, red ones the validation, and a dotted line the
+    chosen step. Equal data gives equal bytes. Raises ConfigError without matplotlib.
     """
 
     shown = changing_parts(steps, declared_parts)[:_MAX_PART_PANELS]
@@ -130,19 +130,19 @@ def draw_curves(
 
 
 def mixed_environments(steps: Sequence[RlStep]) -> list[str]:
-    """Return the names of the environments that have figures of their own in some step."""
+    """Return the names of the environments that have separate figures in some step."""
     return sorted({name for step in steps for name in step.environments or {}})
 
 
 def of_environment(step: RlStep, name: str, figure: str) -> float | None:
-    """Return the mean `reward` or `score` of an environment in a step; None if it has none."""
+    """Return the mean `reward` or `score` (named by `figure`) of an environment in a step; None without one."""
     figures = (step.environments or {}).get(name)
     value: float | None = getattr(figures, figure, None)
     return value
 
 
 def _environment_panels(steps: Sequence[RlStep]) -> list[tuple[str, StepValue, ValidationValue | None]]:
-    """Return two panels for each environment, with its reward and its score: their scales may differ."""
+    """Return two panels for each environment: reward and score, whose scales may differ between environments."""
     panels: list[tuple[str, StepValue, ValidationValue | None]] = []
     for name in mixed_environments(steps)[:_MAX_ENVIRONMENT_PANELS]:
         panels.append((f"{name}: reward", functools.partial(of_environment, name=name, figure="reward"), None))

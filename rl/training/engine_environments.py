@@ -24,8 +24,8 @@ class EngineEnvironments:
     """Environments for an engine's process, by name.
 
     Attributes:
-        settings: Their settings as JSON-able data.
-        web_records: Digests of the web records that they replay, of those that search the web.
+        settings: Name of an environment -> its settings as JSON-able data.
+        web_records: Name of an environment that searches the web -> digest of the web record that it replays.
     """
 
     settings: Mapping[str, Mapping[str, Any]]
@@ -37,7 +37,7 @@ def engine_environments(
 ) -> EngineEnvironments:
     """Return the environments as an engine opens them; records of the web are written to `folder`.
 
-    Raises ConfigError as `local_environment`, and TreadleError if stored entries of the web cannot be read.
+    Raises ConfigError as `local_environment` does, and TreadleError if stored entries of the web cannot be read.
     """
     from treadle.rl.groups.web_snapshot import replayed
 
@@ -77,7 +77,7 @@ def local_environment(settings: EnvironmentSettings, table: str = "environment")
 
 
 def _check_route(search: SearchToolSettings, table: str) -> None:
-    """Raise ConfigError if questions are routed individually, because training rows do not say where to search."""
+    """Raise ConfigError if the search route is chosen per question, because training rows do not have the route."""
     if search.web is not None and search.uses_web and search.route == "auto" and search.has_local:
         raise ConfigError(
             f'{table}.search.route = "auto": rl searches for all questions in one place; set local, web or both'
@@ -85,7 +85,7 @@ def _check_route(search: SearchToolSettings, table: str) -> None:
 
 
 def _absolute(section: Any) -> Any:
-    """Return the section with absolute paths in its operational keys; other keys belong to the environment's digest."""
+    """Return the section with absolute paths in its operational keys; changes of other keys would change the digest."""
     changed: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

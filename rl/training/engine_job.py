@@ -1,4 +1,4 @@
-"""Put together what an engine's process is given in addition to the plan and the rows."""
+"""Make the job of an engine's process: its inputs in addition to the plan and the rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def engine_job(
 
 
 def engine_options(options: RlOptions, machine: Machine) -> EngineOptions:
-    """Return how the processes of a training are run."""
+    """Return the options with which the processes of a training are run."""
     return EngineOptions(
         variant=machine.variant,
         threads=options.threads,
@@ -48,7 +48,7 @@ def engine_options(options: RlOptions, machine: Machine) -> EngineOptions:
 
 
 def import_folders(settings: RlSettings) -> tuple[Path, ...]:
-    """Return the folders that an engine's process needs to import the types of users; see `Registry.import_folder`."""
+    """Return the folders from which an engine's process imports the user's own types; see `Registry.import_folder`."""
     options = settings.options
     found = (
         *map(ENVIRONMENTS.import_folder, settings.named_environments().values()),

@@ -35,14 +35,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Numbers of rows that were written, by environment, and of those left out because of their prompts' length.
+    """Numbers of rows that were written, and of rows left out because of long prompts.
 
     Attributes:
-        rows: Rows to train on.
-        validation: Held-out questions to validate on.
-        num_too_long: Rows left out.
-        num_validation_too_long: Held-out questions left out.
-        num_held_out: All held-out questions.
+        rows: Environment -> number of rows to train on.
+        validation: Environment -> number of held-out questions to validate on.
+        num_too_long: Number of rows left out.
+        num_validation_too_long: Number of held-out questions left out.
+        num_held_out: Number of all held-out questions.
     """
 
     rows: Mapping[str, int]
@@ -105,9 +105,9 @@ def _store_validation(context: StageContext, folder: RlFolder, fits: Fits) -> tu
 
 
 def _store_payloads(context: StageContext, folder: RlFolder) -> None:
-    """Write the payloads of the rows, in a file of their own, if episodes or scorers read them.
+    """Write the payloads of the rows to a separate file, if episodes or scorers read payloads.
 
-    Tasks of an environment that reads none have an empty one, unless a user's scorer may read it.
+    The payload of a task is empty if neither its environment nor a user's scorer reads it.
     """
     settings: RlSettings = context.settings
     by_scorers = any(map(reads_all, settings.scorers.values()))

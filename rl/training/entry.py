@@ -49,7 +49,7 @@ def _settings(plan: Plan, address: Address) -> RlSettings:
 
 
 def _check(address: Address, environment: EnvironmentSettings, options: RlOptions) -> None:
-    """Raise ConfigError if the environment cannot be used in reinforcement."""
+    """Raise ConfigError if the environment cannot be used in reinforcement learning."""
     traits, name = traits_of(environment), environment.type
     if options.branches and not traits.forks:
         raise ConfigError(

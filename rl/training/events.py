@@ -17,7 +17,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentFigures:
-    """Figures of the rollouts of one environment in a step. None: nothing was scored, or has a score."""
+    """Figures of the rollouts of one environment in a step; a mean is None if no rollout has a reward, or a score."""
 
     num_rollouts: int
     """Number of scored rollouts."""
@@ -29,14 +29,14 @@ class EnvironmentFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlStep:
-    """One step: rollouts of a batch of questions, and the updates made with them. None: not reported."""
+    """One step: rollouts of a batch of questions, and the updates made with them. A value is None if not reported."""
 
     step: int
     """Number of the step from 1, counting those of earlier attempts."""
     reward: float | None
     """Mean reward; None if no rollout was scored."""
     reward_std: float | None
-    """Mean over groups of the standard deviation within each."""
+    """Mean over groups of the standard deviation of rewards within each group."""
     score: float | None
     """Mean score of the verdicts."""
     answered: float | None
@@ -68,7 +68,7 @@ class RlStep:
     environments: Mapping[str, EnvironmentFigures] | None = None
     """Name -> figures of each environment, if there is more than one."""
     num_draws: int | None = None
-    """Number of draws of questions; None without dynamic sampling, as are the next two."""
+    """Number of draws of questions; like the next two values None without dynamic sampling."""
     num_dropped_groups: int | None = None
     """Number of groups that dynamic sampling dropped for equal rewards."""
     num_surplus_groups: int | None = None
@@ -77,28 +77,28 @@ class RlStep:
     num_lost: int | None = None
     """Number of rollouts without a reward because infrastructure failed each time; None if none was lost."""
     num_lost_groups: int | None = None
-    """Number of groups of which too few rollouts were left."""
+    """Number of groups whose rollouts were all lost."""
     num_too_long: int | None = None
     """Number of rollouts without a reward because their prompts left no room for a turn; None if there was none."""
     num_cancelled: int | None = None
-    """Number of rollouts that over-sampling cancelled; None without it, as are the others."""
+    """Number of rollouts that over-sampling cancelled; like the next five values None without over-sampling."""
     cancelled_length: float | None = None
-    """Mean tokens that the policy had written in them."""
+    """Mean number of tokens that the policy had written in cancelled rollouts."""
     num_unused: int | None = None
     """Number of rollouts that finished in time and were not chosen."""
     num_audited_groups: int | None = None
-    """Number of groups in which nothing was cancelled."""
+    """Number of audited groups, in which no rollout was cancelled."""
     length_bias: float | None = None
-    """Mean over these of the tokens of trained rollouts minus those of all rollouts; None without audited groups."""
+    """Mean over audited groups of the mean tokens of trained rollouts minus that of all rollouts; None without any."""
     reward_bias: float | None = None
-    """The same for rewards."""
+    """Mean over audited groups of the mean reward of trained rollouts minus that of all rollouts; None without any."""
 
     num_experiences: int | None = None
-    """Number of records in the pool of experience; None without one, as are the next two."""
+    """Number of records in the pool of experience; like the next two values None without a pool."""
     hinted: float | None = None
     """Share of rollouts that saw experience."""
     hint_cut: float | None = None
-    """Share of rollouts that saw experience, and whose training prompts lack it."""
+    """Share of rollouts that saw experience which was cut from their training prompts."""
 
     def as_row(self) -> dict[str, Any]:
         """Return a row of `rl_log`."""
@@ -109,7 +109,7 @@ class RlStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationFigures:
-    """Figures of one greedy answer per held-out question. None: nothing was scored, or no tool was called."""
+    """Figures of one greedy answer per held-out question; a value is None if nothing was scored, or no tool called."""
 
     num_questions: int
     score: float | None
@@ -143,7 +143,7 @@ class Validation:
     overall: ValidationFigures
     by_domain: Mapping[str, ValidationFigures]
     by_environment: Mapping[str, ValidationFigures] = field(default_factory=dict)
-    """Empty if there is one environment."""
+    """Name -> figures of each environment; empty if there is only one."""
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Return the rows of `rl_validation`."""

@@ -19,9 +19,9 @@ CUT_OFF = frozenset({"length", "budget", "context_full"})
 def step_figures(groups: Iterable[Sequence[RewardedItem]], environments: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the figures of one training step from the rewards of its groups; means are None if nothing was scored.
 
-    `reward_std` is the mean over groups of the standard deviation (n - 1) within each: at 0 there is nothing to learn.
-    `parts` has the mean of each part by name. With `environments`, the environment of each group, `environments` has
-    the numbers of rollouts and the mean rewards and scores by environment.
+    `reward_std` is the mean over groups of the standard deviation (n - 1) of rewards within each group: at 0 there is
+    nothing to learn. `parts` has the mean of each part by name. If `environments` names the environment of each group,
+    the result has under `environments` the number of rollouts, the mean reward and the mean score of each environment.
     """
     groups = list(groups)
     of_each = {} if environments is None else {"environments": _by_environment(groups, environments)}
@@ -46,7 +46,7 @@ def step_figures(groups: Iterable[Sequence[RewardedItem]], environments: Sequenc
 
 
 def _lost(groups: Sequence[Sequence[RewardedItem]]) -> dict[str, int]:
-    """Return the numbers of rollouts, and of whole groups, that infrastructure lost; empty if there are none."""
+    """Return the numbers of rollouts, and of whole groups, that were lost because infrastructure failed, if any."""
     lost = [sum(reward.status == FAILED for reward in group) for group in groups]
     whole = sum(count == len(group) for count, group in zip(lost, groups, strict=True))
     return {"num_lost": sum(lost), "num_lost_groups": whole} if any(lost) else {}
@@ -94,9 +94,9 @@ def validation_figures(
 ) -> dict[str, Any]:
     """Return the figures of one validation, with one trajectory per question, overall and under `by_domain`.
 
-    With `environments`, that of each question, they are also under `by_environment`. `efficiency` is the mean of
-    score / max(1, calls), `executed` the share of executed calls that did not fail; figures are None if nothing was
-    scored or called.
+    If `environments` names the environment of each question, the figures are also given under `by_environment`.
+    `efficiency` is the mean of score / max(1, calls), `executed` the share of executed calls that did not fail; figures
+    are None if nothing was scored, or no tool was called.
     """
     grouped = {"by_domain": _validation_by(rewards, domains)}
     if environments is not None:
@@ -122,7 +122,7 @@ def _validation(rewards: Sequence[RewardedItem]) -> dict[str, Any]:
 
 
 def _common_means(rewards: Sequence[RewardedItem]) -> dict[str, Any]:
-    """Return the means that steps and validations share."""
+    """Return the means that both steps and validations have."""
     return {
         "score": _mean(reward.score for reward in rewards if reward.score is not None),
         "calls": _mean(reward.tool_calls for reward in rewards),

@@ -27,14 +27,14 @@ from treadle.rl.training.plan import RlPlan
 
 @dataclass(frozen=True, slots=True)
 class RlFolder(EngineFolder):
-    """Folder of one reinforcement, with the paths of its files."""
+    """Folder of one RL training, with the paths of its files."""
 
     plan = PathIn("plan.json")
     """The plan of the training."""
     validation = PathIn("validation.parquet")
     """Held-out questions in the format of the rows; absent without validation."""
     payloads = PathIn("payloads.parquet")
-    """Hidden payloads of the tasks, which only episodes read; absent if none does."""
+    """Hidden payloads of the tasks, which only episodes and scorers read; absent if they read none."""
     rollouts = PathIn("rollouts")
     """Dump of the rollouts, one file per step."""
     start_commit = PathIn("start-commit")
@@ -103,7 +103,7 @@ class Listener(TrainingListener[RlStep]):
     validation: Callable[[Validation], None] = lambda validation: None
     """Called for each validation of this attempt."""
     live: Callable[[ProcessStatus], None] = lambda status: None
-    """Called with what the engine's processes do, whenever that changes."""
+    """Called with the status of the engine's processes, whenever it changes."""
 
 
 def reinforce(
@@ -191,7 +191,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         }
 
     def _start(self, command: str) -> Child:
-        """Start a process, without the status of an earlier one."""
+        """Start a process, after deleting the status files of an earlier one."""
         shutil.rmtree(self.folder.live, ignore_errors=True)
         self.listener.live(ProcessStatus())
         return super()._start(command)
@@ -201,7 +201,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             self.listener.live(status)
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        """Pass on an event of this attempt; after a new state, delete those no longer needed."""
+        """Pass an event of this attempt to the listener; after a new state, delete states that are no longer needed."""
         super()._on_event(event)
         kind = event["event"]
         if kind == "validation":
@@ -245,7 +245,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         if kind == "nothing_learned" and self.events.steps:
             self._check_rewards()  # If equal rewards are the cause, this raises a more helpful error.
         if kind == "no_spread":
-            # The message is sufficient; the log ends with the traceback of an error that the engine did not cause.
+            # Without the end of the log: its traceback would suggest an error of the engine.
             said = f"had nothing to learn from ({error_text(error)})"
             return EngineError(f"{child.name} {said}; log: {child.log_path}")
         if kind == "environment":
@@ -258,7 +258,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             shutil.rmtree(path, ignore_errors=True)
 
     def _check_training(self) -> None:
-        """Raise EngineError also if there was nothing to learn from, or if no state was saved."""
+        """See the base class. Also raises EngineError if there was nothing to learn from, or if no state was saved."""
         if not self.events.steps:
             raise self._failure("reinforcement took no step")
         super()._check_training()
@@ -274,7 +274,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             self._discard_states()
             raise self._failure(f"reinforcement got no reward: in {len(steps):,} steps no rollout was scored")
         num_groups = sum(step.num_groups for step in steps)
-        # Another credit rule, or a critic, may tell equally rewarded rollouts apart.
+        # With another credit rule, or a critic, rollouts with equal rewards may have different advantages.
         is_usual = not self.plan.options.credits_turns and not self.plan.options.engine.has_critic
         if is_usual and num_groups == sum(step.num_equal_groups for step in steps):
             self._discard_states()

@@ -38,8 +38,8 @@ class Trained:
 
     Attributes:
         policy_in: Digest of the start policy.
-        web_records: Digests of the web records that environments replayed, by the environment's name.
-        experience: Pool that rollouts saw; None if there was none.
+        web_records: Name of an environment -> digest of the web record that it replayed.
+        experience: Files of the pool that rollouts saw; None without a pool.
     """
 
     plan: RlPlan

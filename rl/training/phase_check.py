@@ -1,7 +1,7 @@
 """Check a curriculum phase statically, before the run: whether it can select questions and can be trained.
 
-Pure functions: no file, machine or engine is accessed. The stages themselves check what depends on those. Documented in
-docs/behaviour/curriculum.md.
+Pure functions: no file, machine or engine is accessed. Checks that depend on these are made by the stages. Documented
+in docs/behaviour/curriculum.md.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def check_training(options: RlOptions, selection: SelectionOptions, rollouts: Ph
 def _check_engine(options: RlOptions) -> None:
     """Generate the engine's configuration for the most permissive machine that the options allow.
 
-    If this raises ConfigError, every other machine would be refused too.
+    If the engine refuses it with a ConfigError, it would refuse every other machine too.
     """
     variant: Literal["cpu", "cuda"] = "cpu" if options.variant == "cpu" else "cuda"
     devices = options.num_devices or len(options.devices) or options.engine.fewest_devices(options)

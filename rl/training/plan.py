@@ -102,7 +102,7 @@ class RlPlan(Section):
         return self.options.prompts_per_step // self.options.mini_batch_prompts
 
     def rows_of_steps(self, environments: Sequence[str]) -> list[list[int]]:
-        """Return the indices of the rows of each step; `environments` names that of each row. Needs `shares`."""
+        """Return the indices of the rows of each step, given the environment of each row. Needs `shares`."""
         options = self.options
         return step_rows(environments, options.shares, options.prompts_per_step, self.num_steps, self.seed)
 
@@ -188,7 +188,7 @@ def plan_phase(
 
 
 def _check_shares(options: RlOptions, address: str, rows: Mapping[str, int]) -> None:
-    """Raise ConfigError if the rows are not those that the shares ask for."""
+    """Raise ConfigError if the rows of the environments do not match, or do not suffice for, the shares."""
     shares = options.shares
     if not shares:
         return

@@ -18,7 +18,7 @@ from treadle.rl.training.events import RlStep, Validation
 
 
 class RlProgress(StepProgress[RlStep]):
-    """Reporter of steps and validations to the stage's progress; of what happens in a step to `treadle status`, too."""
+    """Reporter of steps and validations to the stage's progress, and of events within a step to `treadle status`."""
 
     def __init__(self, progress: Progress, scratch: Path, shown_parts: Sequence[str] = ()) -> None:
         """Report to `progress`, and to `treadle status` through the attempt's folder `scratch`."""
@@ -35,7 +35,7 @@ class RlProgress(StepProgress[RlStep]):
         super().begin(num_steps, resumed_step)
 
     def live(self, status: ProcessStatus) -> None:
-        """Report what the engine's processes do now; an empty status is that of processes that begin."""
+        """Report the current status of the engine's processes; an empty status means that they are starting."""
         now_s, counts = time.monotonic(), status.rollouts
         doing = ""
         if counts.num_open or counts.num_ended:
@@ -66,7 +66,7 @@ class RlProgress(StepProgress[RlStep]):
 
 
 def step_text(status: ProcessStatus, num_steps: int) -> str:
-    """Return which step is in progress, its rollouts by state, and the estimate of the time that they need."""
+    """Return a text with the step in progress, its rollouts by state, and the estimated time that they still need."""
     where = f"step {status.step:,} of {num_steps:,}" if status.step else "validation"
     left = f"; about {duration(status.left_s)} left for them" if status.left_s is not None else ""
     return f"{where}: {_counts_text(status.rollouts)}{left}"

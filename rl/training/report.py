@@ -56,7 +56,7 @@ def engine_of(plan: RlPlan, done: Reinforcement) -> str:
 
 
 def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too_long: int) -> dict[str, Any]:
-    """Return the manifest of a phase as flat facts: the plan, its inputs, the steps done and the final figures."""
+    """Return the metrics of a phase: its plan, its inputs, the number of steps and the final figures."""
     options, last = plan.options, done.steps[-1]
     facts = {
         "phase": plan.phase,
@@ -99,7 +99,7 @@ def _bias_metrics(steps: Sequence[RlStep]) -> dict[str, Any]:
 
 
 def by_environment(metric: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a metric that environments have, as `<metric>.<environment>` if there is more than one."""
+    """Return the values of a metric by environment, as `<metric>.<environment>` if there are several environments."""
     return {f"{metric}.{name}" if len(values) > 1 else metric: value for name, value in values.items()}
 
 

@@ -1,4 +1,4 @@
-"""Locate the policy that a phase starts from, and keep it the same for all attempts."""
+"""Locate the policy that a phase starts from; all attempts use the same files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StartPolicy:
     """Start policy in Hugging Face format.
 
     Attributes:
-        digest: Identifies its files.
+        digest: Digest of the policy's files.
     """
 
     folder: Path

@@ -17,8 +17,9 @@ from treadle.core.seeds import derive_seed
 SHARE_TOLERANCE = 1e-6
 """Largest distance of the sum of all shares from 1."""
 _LOOKAHEAD = 200
-"""Steps that two environments are compared over. Shares that are alike for so long, such as 0.2345678901 and
-0.2345678902, may change places without harm, but to find their first difference may take billions of steps."""
+"""Maximum number of steps over which two environments are compared. Shares without a difference until then, such as
+0.2345678901 and 0.2345678902, may be taken in either order; to find the first difference could take billions of steps.
+"""
 
 
 def step_rows(
@@ -26,8 +27,8 @@ def step_rows(
 ) -> list[list[int]]:
     """Return the indices of the rows of each step, in a random order; no row is in a step twice.
 
-    `environments` names the environment of each row. The rows of an environment are permuted for each of its own passes
-    by the seed. The rows must suffice; see `most_prompts`.
+    `environments` names the environment of each row. Each environment has its own passes over its rows, each in an
+    order by the seed. It must have at least as many rows as a step may take; see `most_prompts`.
     """
     places: dict[str, list[int]] = {}
     for place, name in enumerate(environments):
@@ -49,8 +50,8 @@ def most_prompts(share: float, shares: Mapping[str, float], prompts_per_step: in
 def prompts_of_steps(shares: Mapping[str, float], prompts_per_step: int) -> Iterator[dict[str, int]]:
     """Yield the number of prompts of each environment, step after step without end.
 
-    Each number is the share of the prompts rounded up or down, and their sum is `prompts_per_step`. After n steps the
-    sum of an environment differs by less than 1 from n times its share of the prompts.
+    The number of an environment is its share of `prompts_per_step`, rounded up or down; the numbers of a step add up to
+    `prompts_per_step`. After n steps, an environment's total differs by less than 1 from n times its exact share.
     """
     total = sum(map(_exact, shares.values()))
     exact = {name: _exact(share) * prompts_per_step / total for name, share in shares.items()}
@@ -100,7 +101,7 @@ def _sign(rest: Fraction, step: int) -> int:
 
 
 def _is_before(one: Fraction, other: Fraction, step: int) -> bool:
-    """Return whether the characteristic string of `one` from a step on is larger; they end at their first 0."""
+    """Return whether the characteristic string of `one` is larger than that of `other`, from a step to its first 0."""
     if one == other:
         return False
     mine = theirs = 0
@@ -119,12 +120,12 @@ class _Passes:
     rows: Sequence[int]
     seed: int
     number: int = 0
-    """Passes that began."""
+    """Number of passes that have begun."""
     left: list[int] = field(default_factory=list)
-    """Rows that the current pass has not given."""
+    """Rows of the current pass that have not been taken."""
 
     def take(self, count: int) -> list[int]:
-        """Return the next rows; a pass that begins in a step begins with rows that the step does not have yet."""
+        """Return the next rows; if a new pass begins in this step, rows that the step already has come later in it."""
         taken, self.left = self.left[:count], self.left[count:]
         if len(taken) < count:
             order = list(self.rows)

@@ -22,7 +22,7 @@ PAYLOAD_SCHEMA = pa.schema([("question_key", pa.string()), ("payload", pa.string
 """Schema of the hidden file of payloads, each a JSON object as text."""
 
 Fits = Callable[[Mapping[str, Any]], bool]
-"""Check of whether the prompt of a row is short enough."""
+"""Function from a row to whether its prompt is short enough."""
 
 
 class FittingRows:
@@ -59,7 +59,7 @@ def rows_to_train_on(tables: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
 def prompt_fits(environments: Environments, tokenizer: ChatTokenizer, max_tokens: int) -> Fits:
     """Return a function that checks whether a row's prompt, as the policy gets it, has at most `max_tokens` tokens.
 
-    Tools that only an open server knows are not counted; engines check the whole prompt.
+    Tool schemas that only an open server can list are not counted; engines check the whole prompt.
     """
     dialects = {name: one.turn_dialect.bound(tokenizer, is_chat=False) for name, one in environments.items()}
 
@@ -68,7 +68,7 @@ def prompt_fits(environments: Environments, tokenizer: ChatTokenizer, max_tokens
         environment = find_environment(environments, task.environment)
         messages = environment.prompt_messages(task)
         if messages is None:
-            # Messages that only an episode knows are checked when it begins.
+            # Messages that only an open episode can give are checked when it begins.
             return True
         prompt = dialects[task.environment].tool_prompt(messages, environment.known_tools)
         return len(tokenizer.prompt_ids(*prompt)) <= max_tokens
@@ -93,9 +93,9 @@ def validation_questions(tables: Sequence[Rows], number: int, seed: int) -> tupl
 
 
 def payload_batches(tables: Sequence[Rows], is_read: Mapping[str, bool]) -> Iterator[pa.RecordBatch]:
-    """Yield the payloads of the tasks with these keys, from `questions`, in batches of `PAYLOAD_SCHEMA`.
+    """Yield the payloads of tasks from tables of `questions`, in batches of `PAYLOAD_SCHEMA`.
 
-    A payload that is not read is empty.
+    `is_read` maps the keys of the tasks to whether their payloads are read; other payloads are empty.
     """
     wanted = pa.array(sorted(is_read), pa.string())
     for table in tables:

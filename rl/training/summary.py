@@ -1,4 +1,4 @@
-"""Summarize a finished reinforcement for terminal and UI, from its metrics and its log, if that still exists."""
+"""Summarize a finished RL training for terminal and UI, from its metrics and, if it still exists, its log."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SHOWN = {
 
 
 def rl_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettings]) -> StageReport:
-    """Return what was trained, the curves of the training, and its steps."""
+    """Return a report with sentences about the training, its curves, and a row per step."""
     log = telemetry_rows(record, run, RL_LOG.kind)
     figures = [*rl_figures(log), *oversampling_figures(log)]
     return StageReport(rl_sentences(record.metrics), figures, rl_steps(log))
 
 
 def rl_sentences(metrics: Metrics) -> list[str]:
-    """Return what was trained on how many questions, and which step's policy is the result."""
+    """Return sentences about the training: steps, questions, lost rollouts, and the step of the exported policy."""
     sentences = [
         f"{metrics['steps']:,} steps over {metrics['rows']:,} questions by {metrics['engine']}, "
         f"{metrics['rollouts']:,} rollouts; reward {metrics['reward_rule']}.",
@@ -75,7 +75,7 @@ def rl_steps(log: Sequence[Metrics]) -> list[dict[str, Any]]:
 
 
 def _shown_values(log: Sequence[Metrics]) -> dict[str, list[float | None]]:
-    """Return label -> value at each step: general figures, those of several environments, changing parts of rewards."""
+    """Return label -> value at each step: general figures, figures by environment, and changing parts of rewards."""
     shown: dict[str, list[float | None]] = {label: [step[column] for step in log] for column, label in _SHOWN.items()}
     of_each = [{one["environment"]: one for one in step["environments"]} for step in log]
     for name in sorted({name for of_step in of_each for name in of_step}):
@@ -90,7 +90,7 @@ def _shown_values(log: Sequence[Metrics]) -> dict[str, list[float | None]]:
 
 
 def _blocks(values: Sequence[float | None]) -> list[float | None]:
-    """Return the means of equal parts of the values, one per block of the curve."""
+    """Split the values into parts of equal length, one per block of the curve, and return their means."""
     number = min(len(values), _CURVE_BLOCKS)
     cuts = [len(values) * place // number for place in range(number + 1)] if number else []
     return [_mean(values[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]

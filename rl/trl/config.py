@@ -83,7 +83,7 @@ def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
 
 
 def _schedule(options: RlOptions) -> str:
-    """Return the name of the schedule; that of transformers for a constant rate ignores the warm-up."""
+    """Return transformers' name of the schedule; its schedule `constant` would ignore the warm-up."""
     is_constant = options.lr_scheduler_type == "constant"
     return "constant_with_warmup" if is_constant and options.warmup_steps else options.lr_scheduler_type
 

@@ -1,4 +1,4 @@
-"""Choose what verl computes advantages by: rewards within a group, a critic, or the credit of turns."""
+"""Choose how verl computes advantages: from rewards within a group, with a critic, or from the credit of turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treadle.rl.config import RlOptions
 ESTIMATOR = "treadle_turns"
 """Name of Treadle's estimator in verl's registry; see `treadle.rl.engine.verl.turn_credit`."""
 OUTCOME_REWARD = "outcome_reward"
-"""Name under which verl finds the reward of a trajectory if its token scores are credit."""
+"""Name under which verl finds the reward of a trajectory if the token scores hold the credit of turns."""
 _MODULES = "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
 """Environment variable of verl's processes with modules that they import."""
 

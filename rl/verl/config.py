@@ -244,7 +244,7 @@ def _group_filter(options: RlOptions) -> dict[str, JsonValue]:
         return {}
     filters: dict[str, JsonValue] = {
         "enable": True,
-        # With credit of turns, the token scores of which verl takes the sum are no rewards.
+        # With credit of turns, verl must not compare sums of token scores, because these are no rewards.
         "metric": OUTCOME_REWARD if options.credits_turns else "reward",
         "max_num_gen_batches": 1 + options.max_extra_batches,
         "max_inflight_gen_batches": math.ceil(options.prompts_per_draw / options.prompts_per_step),
@@ -253,9 +253,9 @@ def _group_filter(options: RlOptions) -> dict[str, JsonValue]:
 
 
 def _checkpoint_contents(options: RlOptions) -> list[JsonValue]:
-    """Return the contents of a state: `hf_model` is the live policy's own copy, to compare the merged shards with.
+    """Return the contents of a state; `hf_model` is a full copy of the live policy, to compare merged shards with.
 
-    With adapters verl writes that copy under names that no program reads, so it is left out.
+    With adapters this copy is left out, because verl writes it under names that no program reads.
     """
     contents: list[JsonValue] = ["model", "optimizer", "extra"]
     return contents if options.finetuning_type == "lora" else [*contents, "hf_model"]
@@ -286,7 +286,7 @@ def _rollout(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
         "tensor_model_parallel_size": options.tensor_parallel,
         "gpu_memory_utilization": options.gpu_memory_share,
-        # Branching needs them, as does verl's comparison of sampler and trainer.
+        # Branching needs log-probabilities, as does verl's comparison of sampler and trainer.
         "calculate_log_probs": True,
         "multi_turn.enable": True,
         "agent.default_agent_loop": AGENT_LOOP,

@@ -61,9 +61,9 @@ def write_verl_rows(
 def write_verl_steps(
     source: Path, target: Path, environments: Environments, steps: Iterable[Sequence[int]], *, phase: int = 0
 ) -> int:
-    """Write rows for training like `write_verl_rows`, in the order of the steps, which have their indices.
+    """Write training rows like `write_verl_rows`, in the order of `steps`; a step has the indices of its source rows.
 
-    A row of several steps is written for each. Returns the number of rows written.
+    A row that several steps use is written for each of them. Returns the number of rows written.
     """
     table, rows = pq.read_table(source, use_threads=False), _Rows(environments, "train", phase)
     batches = (pa.RecordBatch.from_pylist(table.take(step).to_pylist(), table.schema) for step in steps)

@@ -114,7 +114,7 @@ def verl_row(
 
 
 def data_source_of(scorer: str) -> str:
-    """Return the `data_source` of rows that a scorer decides about; functions of verl have no rule for others."""
+    """Return the `data_source` of rows with this scorer; reward functions of verl choose their rule by it."""
     return DATA_SOURCES.get(scorer, f"{_OTHERS}{scorer}")
 
 

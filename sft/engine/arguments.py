@@ -24,7 +24,7 @@ def read_arguments(path: Path) -> dict[str, Any]:
 def check_arguments(arguments: dict[str, Any]) -> None:
     """Raise BadArguments if the configuration is not valid.
 
-    Reports all unknown keys, each with the closest known one, values of a wrong type, and what the parser refuses.
+    The error lists all unknown keys, each with the closest known one, values of a wrong type, and errors of the parser.
     """
     from llamafactory.hparams.parser import _TRAIN_ARGS, get_train_args
     from transformers import HfArgumentParser
@@ -48,7 +48,10 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def _wrong_value(action: Any, value: Any) -> str:
-    """Return why argparse would refuse a plain value; `parse_dict`, which reads the YAML, checks only keys."""
+    """Return why argparse would refuse a plain value; empty if it would not.
+
+    `parse_dict`, which reads the YAML, checks only keys.
+    """
     if value is None or isinstance(value, (dict, list)):
         return ""
     if action.type is not None:

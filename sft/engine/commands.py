@@ -52,6 +52,6 @@ def finish(job: Mapping[str, Any], events: EventFile) -> None:
 
 
 def _pinned(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the hub commit of the first fetch, because a newer commit is another model."""
+    """Return the configuration with the hub commit that was fetched first: a newer commit is another model."""
     arguments = read_arguments(Path(job["config"]))
     return {**arguments, "model_revision": job["revision"]} if job["revision"] else arguments

@@ -15,5 +15,5 @@ def train(arguments: dict[str, Any], events: EventFile, callbacks: Sequence[Trai
     """Train with these arguments; the model and its states are written to `output_dir`."""
     from llamafactory.train.tuner import run_exp
 
-    # By default the trainer replaces a NaN by the mean of earlier losses.
+    # With this filter, the trainer's default, a NaN would be logged as the mean of earlier losses.
     run_exp({"logging_nan_inf_filter": False, **arguments}, callbacks=[TrainerReporter(events), *callbacks])

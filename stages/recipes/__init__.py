@@ -1,1 +1,1 @@
-"""Recipes: which stages make a flow, and in which order."""
+"""Recipes: the stages of a flow, in their order."""

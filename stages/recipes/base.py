@@ -13,16 +13,16 @@ Each = Literal["iteration", "phase", "model", "row_policy"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a recipe: stages that run one after the other, once or for each of several things.
+    """One step of a recipe: stages that run one after another, once or several times.
 
     Attributes:
         stages: Names of the stages; those that `flow.stages` leaves out are skipped.
         each: How often they run. `iteration`: once per iteration; `phase`: in each phase of the curriculum; `model`:
             for each model that the flow compares; `row_policy`: for the policy, if its rollouts become rows of sft.
-        qualifier: Qualifier of the addresses of a step that runs once, for stages that a recipe has several times, as
-            in `1/dpo@critic`. `questions` with a qualifier run if the step after them does.
-        reads: Instances that inputs are bound to instead of those that the stage binds by itself: `stage.input` ->
-            instances of the same iteration, such as `dpo.preferences` -> `("preferences@turn",)`.
+        qualifier: Qualifier of the addresses of a step that runs once, for a stage that occurs several times in a
+            recipe, as in `1/dpo@critic`. A step `questions` with a qualifier runs if the next step does.
+        reads: `stage.input` -> instances of the same iteration that replace the stage's default input, such as
+            `dpo.preferences` -> `("preferences@turn",)`.
 
     In phases, a stage runs if it or a later one of the step is requested. Without a stage that trains, only the first
     phase runs.
@@ -44,4 +44,4 @@ class Recipe(Entry):
     steps: ClassVar[tuple[Step, ...]] = ()
     """Steps of one iteration, producers first."""
     goals: ClassVar[tuple[str, ...]] = ()
-    """Stages of steps for each phase that decide whether the step runs; the others are there for them."""
+    """Stages for whose sake a step for each phase runs: it runs up to the last of them that is requested."""

@@ -34,7 +34,7 @@ _REJECTION = (
 
 
 class Sweet(Recipe):
-    """Train a critic that sees hidden information on pairs of rollouts, and the policy on pairs of turns that it ranks.
+    """Train a critic that sees hidden information on pairs of rollouts, and the policy on turns that the critic ranks.
 
     `sft` is an optional start from texts or pools; the policy that is rolled out may be its checkpoint.
     """

@@ -1,1 +1,1 @@
-"""What an edit of a trajectory changed, as the viewer shows it."""
+"""Changes that an edit made to a trajectory, as the viewer shows them."""

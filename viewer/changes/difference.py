@@ -59,7 +59,7 @@ def difference(parent: Sequence[SegmentRow], edited: Sequence[SegmentRow]) -> Di
 def _blocks(pieces: Sequence[ChangedSegment]) -> list[Block]:
     blocks: list[Block] = []
     removed: list[ChangedSegment] = []
-    # The empty group at the end adds segments that nothing replaces.
+    # The empty group at the end flushes segments that were removed last and have no replacement.
     for side, group in [*folded(pieces), ("same", [])]:
         if side == "removed":
             removed = group

@@ -28,8 +28,8 @@ class TrajectoryChanges:
     """Differences between an edited trajectory and its parent.
 
     Attributes:
-        num_steps: Number of complete leading steps that equal the parent's.
-        pieces: Segments after them.
+        num_steps: Number of complete steps at the beginning that equal those of the parent.
+        pieces: Segments after these steps.
     """
 
     num_steps: int

@@ -1,1 +1,1 @@
-"""Pages about dialogues: tests of an answer, and what only the partner and the scorer know."""
+"""Pages about dialogues: tests of an answer, and information that only the partner and the scorer have."""

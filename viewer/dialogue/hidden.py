@@ -1,6 +1,6 @@
-"""Compute the page with what is hidden from the agent: the payload of the task, and the dialogue as its partner saw it.
+"""Compute the page with information hidden from the agent: the task's payload, and the dialogue as its partner saw it.
 
-No other page has any of it.
+No other page shows this information.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class HiddenField:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text is longer than what is shown."""
+        """True if only a part of the text is shown, because it is long."""
         return self.num_chars > len(self.text)
 
 

@@ -13,7 +13,7 @@ _MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class ShownTest:
-    """One test. `call` and `expected` are hidden from the agent; pages of its own view leave them out."""
+    """One test. `call` and `expected` are hidden from the agent; pages that show the agent's view leave them out."""
 
     name: str
     passed: bool

@@ -16,7 +16,7 @@ _MAX_SHOWN = 50
 
 @dataclass(frozen=True, slots=True)
 class ShownPage:
-    """Page of one turn, counted from 1: its picture, or why it has none, and its similarity if it was scored."""
+    """Web page of one turn (from 1): its picture, or a remark why there is none, and its similarity if scored."""
 
     turn: int
     picture: str
@@ -26,7 +26,10 @@ class ShownPage:
 
 @dataclass(frozen=True, slots=True)
 class PagePictures:
-    """Pages of a dialogue. `target` is the picture of the page to reproduce; `measure` is empty without a score."""
+    """Web pages of a dialogue.
+
+    `target` is the digest of the picture to reproduce; `measure` names the similarity, and is empty without a score.
+    """
 
     target: str
     measure: str
@@ -34,7 +37,7 @@ class PagePictures:
 
 
 def page_pictures(calls: Sequence[Mapping[str, Any]], score: Mapping[str, Any] | None) -> PagePictures | None:
-    """Return the pages in a ledger; None if the rollout is no dialogue about a page."""
+    """Return the web pages in a ledger of calls; None if the rollout is no dialogue about a web page."""
     target = next((noted_picture(call.get("note", "")) for call in calls if call.get("tool") == TARGET), "")
     if not target:
         return None
@@ -53,12 +56,12 @@ def page_pictures(calls: Sequence[Mapping[str, Any]], score: Mapping[str, Any] |
 
 
 def _remark(note: str) -> str:
-    """Return what the note of a page says besides the picture; empty for most."""
+    """Return the note of a page without its picture; empty for most pages."""
     return note.partition(", ")[2] if noted_picture(note) else note
 
 
 def _similarities(score: Mapping[str, Any] | None) -> tuple[str, dict[int, float]]:
-    """Return the measure and the similarity of each turn in the column `detail` of a row of `scores`."""
+    """Return the name of the measure, and turn -> similarity, from the column `detail` of a row of `scores`."""
     detail = orjson.loads((score or {}).get("detail") or "{}")
     rows = detail.get("pages") if isinstance(detail, dict) else None
     if not isinstance(rows, list):

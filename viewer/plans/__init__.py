@@ -1,1 +1,1 @@
-"""Draw the calls of planning agents over time, with what each waits for."""
+"""Draw the calls of planning agents over time, with the calls that each one waits for."""

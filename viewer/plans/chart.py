@@ -1,4 +1,4 @@
-"""Lay out the calls of a planning agent as bars over time, one row per call or task, and what each waits for."""
+"""Lay out the calls of a planning agent as bars over time, one row per call or task, with lines that show waiting."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Bar:
         tool: Tool that was called; empty for a task of reasoning.
         argument: Text of the call, or the description of the task.
         status: Status of the call; empty for a task of reasoning.
-        note: Note of the call.
+        note: Note of the call in the ledger.
         start: Left end of the bar in units of the chart.
-        width: Width of the bar; 0 for what did not run.
+        width: Width of the bar; 0 for a call or task that did not run.
         seconds: Time that the call took; None if it is unknown.
     """
 
@@ -46,7 +46,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Line from the end of one row to the begin of a row that waits for it, in units of the chart."""
+    """Line from the end of one row's bar to the beginning of a bar that waits for it, in units of the chart."""
 
     x1: float
     y1: float
@@ -59,9 +59,9 @@ class PlanChart:
     """Chart of one trajectory.
 
     Attributes:
-        num_left_out: Rows beyond the first 200.
-        has_times: Whether the times are real; otherwise each call takes one unit.
-        times: Sums of the times; None without times.
+        num_left_out: Number of rows beyond the first 200, which are not shown.
+        has_times: Whether times were measured; otherwise each call takes one unit of time.
+        times: Sums of the measured times; None if no times were measured.
     """
 
     bars: Sequence[Bar]
@@ -78,7 +78,7 @@ class PlanChart:
 
 @dataclass(slots=True)
 class _Placed:
-    """Row with its time, before it is scaled. `start` and `seconds` are in seconds, or in units without times."""
+    """Row before it is scaled to the chart; `start` and `seconds` are in seconds, or in calls if times are unknown."""
 
     id: str
     turn: int
@@ -94,9 +94,9 @@ class _Placed:
 
 
 def plan_chart(batches: Sequence[Batch], times: Sequence[Mapping[str, Any]]) -> PlanChart | None:
-    """Return the chart of a trajectory; None without calls. `times` is empty if no times are known.
+    """Return the chart of a trajectory; None without calls. `times` is empty if no times were measured.
 
-    Turns follow each other; the time of the model between them is left out.
+    Turns are drawn one after another, without the time that the model takes between them.
     """
     if not any(batch.stored for batch in batches):
         return None
@@ -121,7 +121,7 @@ def plan_chart(batches: Sequence[Batch], times: Sequence[Mapping[str, Any]]) -> 
 
 
 def _units(batch: Batch) -> dict[str, tuple[float, float]]:
-    """Return one unit per call, after the calls that it waits for."""
+    """Return start and duration of each call if no times were measured: one unit, after the calls that it waits for."""
     level: dict[str, int] = {}
     for _ in batch.depends_on:
         for id, others in batch.depends_on.items():

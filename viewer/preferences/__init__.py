@@ -1,1 +1,1 @@
-"""The page of preferences: candidates for the turns of a rollout with their advantages, and the pairs that it is in."""
+"""The page of preferences: candidates for a rollout's turns with their advantages, and the pairs with this rollout."""

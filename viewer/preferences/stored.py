@@ -1,4 +1,4 @@
-"""Find what a run has stored about the preferences of a rollout."""
+"""Find a rollout's candidates, advantages and pairs of preferences in the tables of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = ("trajectory", "dialogue")
 
 
 class Side(NamedTuple):
-    """Part that a rollout or a candidate plays in a pair: chosen over another one, or rejected for it."""
+    """Role of a rollout or a candidate in a pair: chosen over another one, or rejected in favour of it."""
 
     is_chosen: bool
     other: str
@@ -30,7 +30,7 @@ class Side(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Tables of one iteration that were made from an instance of `rollouts`; None if they do not exist."""
+    """Tables of one iteration that were made from an instance of `rollouts`; None for a table that does not exist."""
 
     candidates: ArtifactRef | None = None
     advantages: ArtifactRef | None = None
@@ -43,7 +43,7 @@ class Results(NamedTuple):
 
 
 def preference_results(run: Run, instance: str) -> Results:
-    """Return the results that were made from the current result of an instance of `rollouts`; none for others."""
+    """Return the tables made from the current result of an instance of `rollouts`; empty for other instances."""
     address = Address.parse(instance)
     rollouts = run.record(address) if address.stage == "rollouts" else None
     if rollouts is None:
@@ -79,7 +79,10 @@ def candidates_of(run: Run, results: Results, key: str) -> list[dict[str, Any]]:
 
 
 def sides_of(run: Run, tables: Sequence[ArtifactRef | None], key: str) -> list[Side]:
-    """Return the parts that a rollout, or a candidate by `turn_key:number`, plays in the pairs of tables."""
+    """Return the roles of a rollout, or of a candidate, in the pairs of some tables.
+
+    `key` is the key of the rollout, or `<turn_key>:<number>` of the candidate.
+    """
     return [side for ref in tables if ref is not None for side in _sides(run.storage, ref).get(key, ())]
 
 

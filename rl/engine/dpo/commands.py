@@ -75,7 +75,7 @@ def finish(job: Mapping[str, Any], events: EventFile) -> None:
             folder,
             is_adapter=plan["lora"] is not None,
             revision=plan["revision"],
-            # The changes of a short training are less than what 16 bits round.
+            # Rounding to 16 bits would lose most changes of a short training.
             in_32_bits=not (plan["arguments"]["bf16"] or plan["arguments"]["fp16"]),
         )
         events.write("model")
@@ -84,6 +84,6 @@ def finish(job: Mapping[str, Any], events: EventFile) -> None:
 
 
 def plan_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan with the hub commit of the first fetch, because a newer commit is another model."""
+    """Return the plan with the hub commit that was fetched first as its revision: a newer commit is another model."""
     plan: dict[str, Any] = json.loads(Path(job["config"]).read_text(encoding="utf-8"))
     return {**plan, "revision": job["revision"]} if job["revision"] else plan

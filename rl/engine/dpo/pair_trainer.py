@@ -52,10 +52,10 @@ class PairCollator:
 
 
 class PairTrainer(DPOTrainer):  # type: ignore[misc]
-    """TRL's trainer for rows of ids and masks, which also measures how often it orders pairs rightly.
+    """TRL's trainer for rows of ids and masks, which also measures the share of pairs that the model orders correctly.
 
-    `token_mean` is TRL's loss `sigmoid_norm`, `sum` its `sigmoid`. For `turn_sum` each log-probability is weighted
-    before TRL sums them.
+    The aggregate `token_mean` uses TRL's loss `sigmoid_norm`, `sum` and `turn_sum` use `sigmoid`. For `turn_sum` each
+    log-probability is weighted before TRL sums them.
     """
 
     def __init__(self, *args: Any, aggregate: Aggregate, nll_coef: float = 0.0, **kwargs: Any) -> None:
@@ -73,7 +73,7 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
         return dataset
 
     def _keep_log_probs(self, model: Any, inputs: Any, output: Any) -> Any:
-        """Keep the log-probabilities of a forward pass for `_compute_loss`, and weight them if TRL has to sum so."""
+        """Store the log-probabilities of a forward pass for `_compute_loss`; for `turn_sum` TRL gets weighted ones."""
         if self._weights is None or getattr(output, "log_probs", None) is None:
             return output
         self._log_probs.append(output.log_probs)
@@ -98,7 +98,7 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
             self._weights, self._log_probs = None, []
 
     def _measure(self, log_ratios: torch.Tensor) -> None:
-        """Keep the margins of a batch of pairs: differences of scores, chosen minus rejected."""
+        """Store the margins of a batch of pairs: score of the chosen side minus score of the rejected one."""
         chosen, rejected = (log_ratios * self._weights).sum(dim=1).chunk(2)
         mode = "train" if self.model.training else "eval"
         self._scored[mode].append(self.accelerator.gather_for_metrics(chosen - rejected).cpu())
@@ -118,7 +118,7 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log accuracy and margin of the pairs since the last time, to trackers too, as `pairs/<name>`."""
+        """Log accuracy and margin of the pairs since the last call, to trackers too, as `pairs/<name>`."""
         is_eval = any(name.startswith("eval_") for name in logs)
         if is_eval or "loss" in logs:
             measured = self.take_margins("eval" if is_eval else "train")

@@ -52,7 +52,7 @@ def train_on_pairs(plan: Mapping[str, Any], job: Mapping[str, Any], events: Even
 
 
 def make_trainer(plan: Mapping[str, Any], parquet: Path, arguments: DPOConfig) -> PairTrainer:
-    """Return the trainer of a plan on stored pairs. Raises ValueError for pairs without a trained one."""
+    """Return the trainer of a plan on stored pairs. Raises ValueError if all pairs are held out."""
     rows = pq.read_table(parquet, use_threads=False)
     held_out = rows["held_out"].to_pylist()
     columns = rows.drop_columns(["held_out"]).to_pylist()
@@ -77,7 +77,7 @@ def make_trainer(plan: Mapping[str, Any], parquet: Path, arguments: DPOConfig) -
 
 
 def _load(plan: Mapping[str, Any]) -> Any:
-    """Return the base model in 32 bits: 16 bits would round away small updates, and reference and policy are equal."""
+    """Return the base model in 32 bits; in 16 bits small updates would be lost, and the policy equal the reference."""
     model = AutoModelForCausalLM.from_pretrained(
         plan["model"], revision=plan["revision"], dtype=torch.float32, attn_implementation="sdpa"
     )

@@ -1,4 +1,4 @@
-"""Choose what generates the completions of a training: vLLM, or the policy in training itself."""
+"""Choose the generator of a training's completions: vLLM, or the policy in training itself."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     _inputs: Any = None
 
     def follow(self, plan: RlPlan, rows: Sequence[Task]) -> None:
-        """Train as planned on these rows."""
+        """Set the plan and its rows; call this before `train`."""
         self.plan, self.rows = plan, rows
         # On a GPU, attention kernels that skip padding are faster. An entropy bonus needs entropies with gradients,
         # which shared prompts do not give.
@@ -56,7 +56,7 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         figures |= {f"eval_parts/{name}": value for name, value in made["parts"].items()}
         figures |= {f"eval_{name}": value for name, value in environment_figures(made.get("by_environment", {}))}
         self.log(dict(figures))
-        # Clears the request to evaluate.
+        # The handler clears the control's request to evaluate.
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
         return figures
 
@@ -88,9 +88,10 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         return made
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        """Return what the rollouts give TRL, which may be more rows than `prompts`: some trajectories have several.
+        """Return the rows of the rollouts: more than `prompts` if a trajectory has several rows.
 
-        TRL goes through its inputs and prompts next to the rows, so both lists get as many items.
+        TRL iterates over its inputs and prompts in parallel with the rows, so both lists are extended to the same
+        length.
         """
         made: tuple[Any, ...] = super()._generate(prompts)
         missing = len(made[0]) - len(prompts)
@@ -131,7 +132,7 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _loss_of(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         scored = inputs["completion_mask"] * inputs["tool_mask"]
-        # Rows of weight 0 alone are scored, too: every device must take part in each backward pass.
+        # If all rows have weight 0, they are scored too: every device must take part in each backward pass.
         self._scored_tokens = scored if scored.any() else None
         low, high = self.epsilon_low, self.epsilon_high
         if "hint_cut" in inputs:
@@ -169,9 +170,9 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 def row_chunks(inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """Return a micro-batch in pieces of at most `size` rows; trajectories of several samples make it longer than that.
+    """Split a micro-batch into pieces of at most `size` rows; with trajectories of several samples it may have more.
 
-    A loss that TRL divides by the tokens of the update is the sum of those of the pieces.
+    TRL divides the loss by the tokens of the whole update, so the loss of the micro-batch is the sum over the pieces.
     """
     number = len(inputs["completion_ids"])
     return [
@@ -186,9 +187,9 @@ def row_chunks(inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
 def advantages_tensor(
     own: Sequence[Sequence[float]] | Sequence[float], completion_ids: torch.Tensor, advantages: torch.Tensor
 ) -> torch.Tensor:
-    """Return advantages of the type of `advantages`: of shape (B,), or (B, T) if there is one for each completion id.
+    """Return `own` as a tensor of shape (B,), or (B, T) if it has an advantage for each completion id.
 
-    Completions are padded on the right.
+    dtype and device are those of TRL's `advantages`. Completions are padded on the right.
     """
     if len(own) != len(completion_ids):
         raise RuntimeError(f"there are advantages of {len(own)} rows for {len(completion_ids)} of TRL's")
@@ -202,10 +203,10 @@ def advantages_tensor(
 
 
 def mark_cut_hints(made: dict[str, Any], hint_cut: Sequence[bool]) -> None:
-    """Add `hint_cut` (B,) to TRL's batch of a step, and take such rows out of the correction of sampling.
+    """Add `hint_cut` (B,) to TRL's batch of a step, and set the importance-sampling ratio of these rows to 1.
 
-    Their tokens were sampled after another prompt, so the ratio to the trainer's probabilities is no error of sampling.
-    Log-probabilities of the policy are those after the prompt that is trained on.
+    The tokens of these rows were sampled after a prompt with a hint, and the trainer's probabilities are those after
+    the prompt without it, so their ratio does not measure a difference between sampler and trainer.
     """
     ids = made["completion_ids"]
     if len(hint_cut) != len(ids):
@@ -218,7 +219,7 @@ def mark_cut_hints(made: dict[str, Any], hint_cut: Sequence[bool]) -> None:
 def clip_ranges(hint_cut: torch.Tensor, low: float, high: float, wide: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the lower and upper clipping ranges of each row, (B, 1); the upper one is `wide` if its hint was cut.
 
-    `torch.clamp` takes two tensors or two numbers.
+    Both are tensors, because `torch.clamp` takes two tensors or two numbers.
     """
     rows = hint_cut[:, None]
     upper = torch.full(rows.shape, high, device=rows.device).masked_fill(rows, wide)

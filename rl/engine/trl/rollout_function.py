@@ -73,7 +73,7 @@ class RolloutFunction:
             everyone = gathered(self._source.step(step, [self._rows[index] for index in planned[mine]], first))
             all_drawn, drawn = everyone, {}
             check_step([one.group for one in everyone])
-        # A credit rule may pay for what it asks, so it gets only groups that are trained on.
+        # A credit rule may send paid requests, so it gets only groups that are trained on.
         made = self._source.credited(everyone[mine], step)
         everyone = gathered(made)
         self._report_step(step, everyone, all_drawn, drawn, trainer)
@@ -88,13 +88,13 @@ class RolloutFunction:
         return _to_trl(rows)
 
     def end_step(self, step: int) -> None:
-        """Wait until the update of the pool of experience that the step began is stored, in all processes."""
+        """Wait, in all processes, until the update of the pool of experience that began in this step is stored."""
         if self._experience is not None and self._experience.is_due(step):
             self._experience.finish_update(self._reporter.heartbeat)
             gathered([step])
 
     def _draw(self, step: int) -> Draws[ScoredGroup]:
-        """Return the groups of the draws of a step, of all processes; each rolls out its share of a draw.
+        """Return the groups of all draws of a step; each process rolls out its share of a draw.
 
         All processes get the same groups in the same order, and so make the same choice. Raises NoSpread if the
         rewards of every group are equal.

@@ -1,7 +1,8 @@
-"""Lay the samples of a step's trajectories out as rows of TRL's batch, filled up with rows of weight 0.
+"""Arrange the samples of a step's trajectories as rows of TRL's batch, padded with rows of weight 0.
 
 A trajectory with several contexts has several samples, all with its advantage. TRL cuts a step into equal micro-batches
-on every device, so each update gets rows without loss until it has the same number everywhere; no row is dropped.
+on every device. Each update is therefore padded with rows without loss to the same number of rows on all devices; no
+row is dropped.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ class SampleRow:
 
     Attributes:
         env_mask: 1 for each completion id with a loss.
-        reward: That of its trajectory on the first of its samples, so that each rollout counts once in what TRL logs;
-            None on the others, and if it has no score.
-        advantage: That of the trajectory, or of each completion id if turns have advantages of their own.
-        hint_cut: Whether the model saw a hint that the prompt here lacks.
+        reward: Reward of the trajectory, in the row of its first sample only, so that TRL's logs count each rollout
+            once; None in other rows, and for a trajectory without a score.
+        advantage: Advantage of the trajectory, or of each completion id if each turn has its own advantage.
+        hint_cut: Whether the model saw a hint that is missing in `prompt_ids`.
     """
 
     prompt_ids: list[int]
@@ -41,9 +42,10 @@ class SampleRow:
 def rows_of_updates(
     made: Sequence[ScoredGroup], num_updates: int, micro_batches: int, agreed: Callable[[int], int]
 ) -> list[SampleRow]:
-    """Return the rows of a device's share of a step: those of each update in turn, all with the same number of rows.
+    """Return the rows of a device's share of a step, update by update; all updates have the same number of rows.
 
-    `micro_batches` is their number in an update, and `agreed` returns the largest of the numbers on all devices.
+    `micro_batches` is the number of micro-batches of an update. `agreed` gets a number of this device and returns the
+    largest one of all devices.
     """
     by_trajectory = [rows for one in made for rows in _rows_of_group(one)]
     share = len(by_trajectory) // num_updates
@@ -64,8 +66,8 @@ def rows_of_updates(
 
 
 def _rows_of_group(one: ScoredGroup) -> list[list[SampleRow]]:
-    """Return the rows of each trajectory of a group, at least one."""
-    # TRL would add 1e-4 to the deviation instead of 1e-6.
+    """Return the rows of each trajectory of a group: one for each of its samples that is trained on."""
+    # Not computed by TRL, which would add 1e-4 to the deviation instead of 1e-6.
     outcomes = scored_advantages(one.rewards)
     found = []
     for number, (trajectory, reward) in enumerate(zip(one.group.trajectories, one.rewards, strict=True)):

@@ -13,7 +13,7 @@ from treadle.rl.training.plan import RlPlan
 
 
 class StepRows:
-    """Rows of each step of a plan: by the shares of environments, or else as passes over all rows."""
+    """Rows of each step of a plan: by the shares of environments if the plan has any, else in passes over all rows."""
 
     def __init__(self, plan: RlPlan, rows: Sequence[Task]) -> None:
         self._plan = plan
@@ -37,8 +37,8 @@ class StepSampler(Sampler[int]):  # type: ignore[misc]
     """Sampler of row indices in the order in which TRL reads them, over all steps of a plan.
 
     TRL reads the batch of a step once for each micro-batch and uses it once. The order of each pass depends only on the
-    seed, so a resumed training gets the rows that it would have got without the interruption. With dynamic sampling,
-    the rows of a step are not known beforehand, and placeholders (index 0) take their places.
+    seed, so a resumed training gets the same rows as an uninterrupted one. With dynamic sampling, the rows of a step
+    are not known beforehand, and placeholders (index 0) take their places.
     """
 
     def __init__(self, plan: RlPlan, rows: Sequence[Task], steps_per_generation: int) -> None:

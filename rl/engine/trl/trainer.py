@@ -96,7 +96,7 @@ def _trainer(
 
 
 class _StepSchedule(TrainerCallback):  # type: ignore[misc]
-    """Callback that makes TRL evaluate and save at the plan's steps, after what belongs to a step is done."""
+    """Callback that makes TRL evaluate and save at the plan's steps, after the step's update of experience."""
 
     def __init__(self, plan: RlPlan, slot: RolloutFunctionSlot) -> None:
         self._plan = plan

@@ -86,7 +86,7 @@ def finish(job: dict[str, Any], events: EventFile) -> None:
 
 
 def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides: list[str]) -> None:
-    """Write what verl reads (rows, the agent loop's YAML, the job), and a script that trains on a cluster."""
+    """Write the files that verl reads (rows, the agent loop's YAML, the job), and a script that trains on a cluster."""
     files = folder.files(job)
     folder.path.mkdir(parents=True, exist_ok=True)
     # A killed attempt may have left groups of its last step, which would be counted again when the step is repeated.

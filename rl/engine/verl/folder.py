@@ -39,7 +39,7 @@ class VerlFolder:
 
     @property
     def groups(self) -> Path:
-        """Folder with what the workers wrote of the steps in progress."""
+        """Folder with the groups of the steps in progress, which the workers write."""
         return self.path / "groups"
 
     def groups_of(self, step: int, *, validation: bool) -> Path:
@@ -51,7 +51,10 @@ class VerlFolder:
         write_lines(self.groups_of(step, validation=validation) / f"{group_id}.jsonl", lines)
 
     def fail_group(self, step: int, group_id: str, message: str, *, validation: bool) -> None:
-        """Write why a group cannot be used, and delete its trajectories; each of its sessions may call this."""
+        """Write the reason why a group cannot be used, and delete its trajectories.
+
+        Each session of the group may call this.
+        """
         folder = self.groups_of(step, validation=validation)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{group_id}.failed").write_text(message[:2000], encoding="utf-8")
@@ -61,7 +64,7 @@ class VerlFolder:
         """Return the lines of each group, sorted by question and group id."""
         groups: list[list[dict[str, Any]]] = []
         for path in self.groups_of(step, validation=validation).glob("*.jsonl"):
-            # A worker deletes the file of a group of which a session fails meanwhile.
+            # A worker deletes the file of a group if one of its sessions fails meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 groups.append([json.loads(line) for line in path.read_bytes().splitlines()])
         return sorted(groups, key=lambda lines: (str(lines[0]["row"]["question_key"]), str(lines[0]["row"]["group"])))

@@ -35,7 +35,7 @@ from treadle.rl.training.plan import RlPlan
 class RewardedTrajectory:
     """One trajectory with its reward, and the oldest and newest weights (verl's update count) that sampled it.
 
-    `advantages` are those of its turns; None if verl computes them from the rewards.
+    `advantages` has one number per turn; None if verl computes advantages from the rewards.
     """
 
     made: GroupTrajectory
@@ -58,7 +58,7 @@ class LoopHost:
         scorer: GroupScorer,
         payloads: Payloads,
     ) -> None:
-        """Host a training in these environments, by name; `vocab_size` is the policy's."""
+        """Host a training in these environments (name -> environment); `vocab_size` is that of the policy."""
         self._plan = plan
         self._environments = environments
         self._codec = codec
@@ -80,7 +80,7 @@ class LoopHost:
 
     @property
     def credits_turns(self) -> bool:
-        """True if verl gets credit of turns in place of rewards."""
+        """True if verl gets a score for each token, made from the advantages of turns, instead of a reward."""
         return self._plan.options.credits_turns
 
     async def join(
@@ -150,7 +150,7 @@ class LoopHost:
     ) -> tuple[list[RewardedItem], Sequence[list[float] | None]]:
         """Return the rewards with the parts of the credit rule, and its advantages, if it computes them."""
         options = self._plan.options
-        # verl's dynamic sampling drops groups with equal rewards, so nothing is paid for their credit.
+        # verl's dynamic sampling drops groups with equal rewards, so the credit rule, which may cost money, is skipped.
         dropped = options.dynamic_sampling and len({one.reward for one in rewards if one.scored}) < 2
         if sample.validates or dropped or not options.credits_turns:
             return rewards, [None] * len(rewards)

@@ -104,9 +104,9 @@ class Follower:
         shutil.rmtree(self.folder.groups_of(step, validation=False), ignore_errors=True)
 
     def _trained(self, groups: list[list[dict[str, Any]]]) -> tuple[list[list[dict[str, Any]]], dict[str, int]]:
-        """Return the groups that verl could train on, and with dynamic sampling the numbers of dropped ones.
+        """Return the groups that verl could train on, and, with dynamic sampling, how many were dropped or surplus.
 
-        Which of them are surplus is known to verl alone, so all of them are returned.
+        Surplus groups are included, because verl does not report which groups it used.
         """
         options = self._plan.options
         if not options.dynamic_sampling:
@@ -116,9 +116,9 @@ class Follower:
         return kept, {"num_dropped_groups": len(groups) - len(kept), "num_surplus_groups": surplus}
 
     def _check_draws(self) -> None:
-        """Raise NoSpread if the step in progress has rolled out all groups that the plan allows, in vain.
+        """Raise NoSpread if the step in progress has used up the plan's draws without enough usable groups.
 
-        verl itself would continue without end.
+        verl itself would continue to draw forever.
         """
         options, step = self._plan.options, self.last_step + 1
         most = options.prompts_per_draw * (1 + options.max_extra_batches)

@@ -41,7 +41,7 @@ _ALLOWED_NAMES = frozenset(
         "datetime.timedelta",
     }
 )
-"""Harmless names in verl's states, in addition to those that torch allows."""
+"""Names that pickles in verl's states may reference, in addition to those that torch allows."""
 
 
 def check_state(state: Path) -> None:
@@ -127,11 +127,11 @@ def compare_with_live(merged: Path, live: Path) -> int:
 
 
 def compare_with_shards(adapters: Path, shards: Path, *, rank: int, alpha: int) -> int:
-    """Compare a folder of adapters with the shards in a state of FSDP, tensor by tensor, and with what was planned.
+    """Compare a folder of adapters, tensor by tensor, with the shards of an FSDP state, and its rank and alpha.
 
-    Returns the number of tensors. Raises EngineError for another set of names, a value that differs beyond the merger's
-    rounding to 16 bits, and another rank or alpha: where it finds no note of alpha, the merger writes 0, with which
-    adapters do nothing.
+    Returns the number of tensors. Raises EngineError if names differ, if a value differs beyond the merger's rounding
+    to 16 bits, or if the folder's rank or alpha is another one: if the merger finds no alpha in the state, it writes 0,
+    with which adapters have no effect.
     """
     config = json.loads((adapters / "adapter_config.json").read_text(encoding="utf-8"))
     if (config["r"], config["lora_alpha"]) != (rank, alpha):
@@ -149,13 +149,16 @@ def compare_with_shards(adapters: Path, shards: Path, *, rank: int, alpha: int) 
 
 
 def _saved_adapters(shards: Path) -> dict[str, torch.Tensor]:
-    """Name, as adapters are stored, -> tensor, put together from the shards of all processes, which are DTensors."""
+    """Return name -> tensor of the adapters, joined from the shards (DTensors) of all processes.
+
+    Names are those in a folder of adapters.
+    """
     import torch.distributed.tensor
 
     paths = shards.glob("model_world_size_*_rank_*.pt")
     parts: dict[str, list[Any]] = {}
     for path in sorted(paths, key=lambda path: int(path.stem.rpartition("_")[2])):
-        # Of a whole policy's shard the adapters are a small part.
+        # Memory-mapped, because the adapters are a small part of a shard of the whole policy.
         for name, tensor in torch.load(path, map_location="cpu", weights_only=True, mmap=True).items():
             if "lora_" in name:
                 parts.setdefault(name.replace(".default.weight", ".weight"), []).append(tensor)
@@ -167,7 +170,7 @@ def _joined(parts: list[Any]) -> torch.Tensor:
     if not hasattr(first, "placements"):
         whole: torch.Tensor = first
         return whole
-    # Where the policy is replicated, the last dimension of the mesh is the sharded one, and the first replica suffices.
+    # If the policy is replicated, the last dimension of the mesh is the sharded one, and the first replica suffices.
     placement, size = first.placements[-1], first.device_mesh.mesh.shape[-1]
     local = [part.to_local() for part in parts[:size]]
     return torch.cat(local, placement.dim) if placement.is_shard() else local[0]

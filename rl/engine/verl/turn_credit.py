@@ -1,8 +1,8 @@
-"""Hand the advantages of turns to verl, as scores of tokens whose sums from each token on they are.
+"""Pass the advantages of turns to verl as token scores: the scores from a token to the end add up to its advantage.
 
-verl 0.9 has one reward per trajectory in its agent loop's output, and puts it on the last token when it makes the
-token scores. Treadle's output makes them itself. The estimator, which verl's trainer finds by name because its
-processes import this module, adds them up and normalises nothing.
+verl 0.9 has one reward per trajectory in its agent loop's output, and puts it on the last token to make token scores.
+`CreditedOutput` makes the token scores itself. The advantage estimator, which verl's trainer finds by name because its
+processes import this module, adds the scores up and normalises nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CreditedOutput(AgentLoopOutput):  # type: ignore[misc]
 def advantages_of_turns(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sums of scores from each sampled token on, twice: as advantages and as returns.
+    """Return for each sampled token the sum of the scores from it to the end, twice: as advantages and as returns.
 
     Both arguments have shape (trajectories, tokens); other arguments of verl are ignored.
     """

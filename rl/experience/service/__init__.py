@@ -1,1 +1,1 @@
-"""A service that summarises trajectories as experience and finds it again, in the form that AgentEvolver calls."""
+"""HTTP service that summarises trajectories as experience and retrieves it, with AgentEvolver's request format."""

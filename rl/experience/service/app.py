@@ -1,4 +1,4 @@
-"""Answer requests in the form of AgentEvolver's experience service; docs/behaviour/experience.md has the interface."""
+"""Answer requests in the format of AgentEvolver's experience service; docs/behaviour/experience.md describes it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _add_routes(app: FastAPI, service: _Service) -> None:
 
     @app.post("/summary_task_memory", openapi_extra=body_of(SummaryTaskMemory))
     async def summary_task_memory(request: Request) -> Response:
-        """Make experience of trajectories, and return what was added to the workspace."""
+        """Make experience from trajectories, and return the records that were added to the workspace."""
         return json_response(await service.summarise(request))
 
     @app.get("/records")
@@ -86,7 +86,7 @@ def _add_routes(app: FastAPI, service: _Service) -> None:
 
 
 class _Service:
-    """What all requests share."""
+    """State that all requests share, with a method for each kind of request."""
 
     def __init__(self, config: ExperienceServiceConfig, workspaces: Workspaces) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""Hold the pools of all workspaces of the experience service, and add to them what trajectories give."""
+"""Hold the pools of all workspaces of the experience service, and add experience from trajectories to them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Workspaces:
         return self._pools[workspace]
 
     async def add(self, workspace: str, played: Sequence[PlayedRollout], author: Author) -> list[Experience]:
-        """Make experience of trajectories, add it to a workspace and return what was added.
+        """Make experience from trajectories, add it to a workspace and return the added records.
 
         The same trajectories are summarised once; a repeated request gets the same answer. Raises ModelErrors if a
-        model cannot be reached; what was paid for until then is kept.
+        model cannot be reached; replies that came before the error are stored and used by the next request.
         """
         name = job_key("trajectories", [[one.messages, one.score] for one in played])
         store = self._store(workspace)

@@ -22,8 +22,8 @@ class Candidates:
     Attributes:
         keys: Key of each question.
         domains: Domain of each question.
-        figures: Statistics of their rollouts, arrays of the same length. If there are several environments,
-            `score_corr` is a share of the range of the environment's rewards, since these have scales of their own.
+        figures: Statistics of the rollouts of each question, arrays of the same length. If there are several
+            environments, `score_corr` is divided by the range of the environment's rewards, whose scales differ.
     """
 
     keys: Sequence[str]
@@ -37,8 +37,8 @@ class Ranking:
 
     Attributes:
         keys: Keys in the order of selection; at least as many as should be selected.
-        groups: Group of each candidate, integers from 0 in the order in which groups are taken; None without groups.
-        parts: Declared name -> a number for each candidate; nan if it has none.
+        groups: Number of each candidate's group, from 0 in the order in which groups are taken; None without groups.
+        parts: Name from the method's `PARTS` -> a number for each candidate; nan for a candidate without one.
     """
 
     keys: Sequence[str]
@@ -50,9 +50,9 @@ class SelectionMethod(Entry):
     """Settings of a method, and the method itself. The filters, quotas and the limit are the same for every method."""
 
     GROUP: ClassVar[str] = ""
-    """Name of one of its groups, such as `front`; empty if it makes none."""
+    """Word for one of the method's groups, such as `front`; empty if the method makes no groups."""
     PARTS: ClassVar[Mapping[str, str]] = {}
-    """Names of the numbers that it gives for each candidate, with what they mean."""
+    """Name -> description of each number that the method gives for a candidate."""
 
     type: str = "pareto"
     """Method: `pareto`, `random`, the name of an entry point, or a class of your own as `my_selection.py:Class` or

@@ -7,7 +7,7 @@ from treadle.rl.selection.methods.base import Candidates, Ranking, SelectionMeth
 
 
 class Random(SelectionMethod):
-    """Take questions in a random order that depends on the seed, the phase and their keys."""
+    """Take questions in a random order that depends on the seed, the phase and the keys of the questions."""
 
     type: str = "random"
     """A random order."""
