@@ -48,6 +48,6 @@ def comparisons() -> Iterator[Comparison]:
 
 
 def can_be_compared_at_a_glance(values: Sequence[int]) -> bool:
-    """Return whether values have equally many digits, and a first digit each of its own."""
+    """Return whether all values have the same number of digits and different first digits."""
     texts = [str(value) for value in values]
     return len({len(text) for text in texts}) == 1 and len({text[0] for text in texts}) == len(texts)

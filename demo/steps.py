@@ -100,7 +100,7 @@ DEMO_STEPS = {
 }
 _OTHER = DemoStep("", 1)
 _PRIOR_S = 60.0
-"""Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""
+"""Weight of the usual times: the machine's speed is estimated as if this many seconds of steps had taken as usual."""
 
 
 class DemoSteps:

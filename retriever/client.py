@@ -206,7 +206,7 @@ class ServiceClient:
         return found
 
     async def _is_alive(self, address: _Service) -> bool:
-        """Return whether a service answers at all: a frozen one accepts requests and does not."""
+        """Return whether a service answers GET /info: a frozen one accepts requests without answering them."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 await self._info(address)

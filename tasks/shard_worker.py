@@ -86,7 +86,7 @@ class Helper:
     Attributes:
         root: The root, as a folder or URL.
         run_id: Name of the run.
-        address: The only instance to help with; None for all of the run's flow.
+        address: The only instance to help with; None for all instances of the run's flow.
         overrides: `KEY=VALUE` of operational keys of this process.
         show: Shows the progress of an instance.
         notify: Receives messages about waiting and servers.

@@ -106,7 +106,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
     )
 }
-"""Family -> its programs."""
+"""Families by name."""
 
 _SIGNATURE = re.compile(rf"\bdef ({'|'.join(FAMILIES)})_([a-z]{{1,20}})\((?:xs|n|s)\)")
 _PROGRAM = re.compile(_SIGNATURE.pattern + r":\n    return ([^\n]{1,60})")
@@ -114,7 +114,7 @@ _PROGRAM = re.compile(_SIGNATURE.pattern + r":\n    return ([^\n]{1,60})")
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """All that decides a program.
+    """Everything that determines a program.
 
     Attributes:
         family: Family of the program.

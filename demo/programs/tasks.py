@@ -78,7 +78,9 @@ def program_calls(details: Details, bits: int) -> dict[str, str]:
 
 
 def write_programs(folder: Path, *, taught: int, train: int, heldout: int, seed: int = 0) -> ProgramsFile:
-    """Write `questions.jsonl`, with the payload of the environment `colbench/backend`; equal parameters, equal bytes.
+    """Write `questions.jsonl`, with the payload of the environment `colbench/backend`.
+
+    Equal parameters give equal bytes.
 
     Args:
         folder: where to write; created if missing. A file of earlier questions there is replaced.

@@ -200,7 +200,10 @@ class _Planner:
         return f"abs({values[0]} - {values[1]})" if combine == "difference" else None
 
     def _printed(self, expression: str) -> str | None:
-        """Return the number that the right program printed; the noisy policy trusts any program unless it doubts."""
+        """Return the number that the right program printed; None without one.
+
+        The noisy policy trusts the output of any program, unless it reconsiders (`doubting`).
+        """
         for call in reversed(self._calls):
             number = read_number(call)
             if number is not None and (self._trusts_any_program or computes(call, expression)):
@@ -222,7 +225,7 @@ class _Planner:
         return thought, f"<python>{self._draws.choose('code', _CODES).format(expression)}</python>"
 
     def _repeat(self) -> tuple[str, str] | None:
-        """Return a redundant call, at most one, and only if the trajectory has none so far."""
+        """Return a repeated call at the rate `redundant`, at most one per trajectory; None otherwise."""
         if not self._calls or len({(call.tool, call.argument) for call in self._calls}) < len(self._calls):
             return None
         if not self._draws.happens("redundant", self._rates.redundant):

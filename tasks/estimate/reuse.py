@@ -148,7 +148,10 @@ class _Reasons:
         return {what: keys for what, keys in questions.items() if keys}, others
 
     def _questions(self, record: StageRecord, columns: Sequence[str]) -> Mapping[str, str]:
-        """Return place -> content of the questions that the result was made from, as far as they still exist."""
+        """Return the content digest by source file and row of the questions that the result was made from.
+
+        Empty if their tables no longer exist.
+        """
         with suppress(ArtifactError):
             return {
                 _place(row): _content(row, columns)
@@ -158,7 +161,7 @@ class _Reasons:
         return {}
 
     def _rows_before(self, record: StageRecord) -> Mapping[tuple[str, int], bool]:
-        """Return (question key, sample index) of each row of the result -> whether its job was finished."""
+        """Return, by question key and sample index of each row of the result, whether its job was finished."""
         kind = _table_of_jobs(record)
         columns = ["question_key", "job", *(["sample_index"] if kind == "rollouts" else [])]
         with suppress(ArtifactError):

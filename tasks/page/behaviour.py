@@ -68,7 +68,7 @@ def _sum(model: EvaluatedModel, name: str) -> int:
 
 
 _MEANS = {"calls": "calls_requested", "turns": "num_turns"}
-"""Heading of a column -> count of a rollout, which is a figure of its model's data sets or not."""
+"""Column heading -> count of a rollout; the column is shown if a model's report has a figure of the count's name."""
 
 
 def _calls_and_lengths(models: Sequence[EvaluatedModel]) -> Figures:

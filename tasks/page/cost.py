@@ -89,7 +89,7 @@ def role_usages(source: PageRun, record: StageRecord) -> Iterator[RoleUsage]:
 
 
 def _judges(source: PageRun, usage: Iterable[str]) -> dict[str, ModelSettings]:
-    """Return role in `scores`, formatted kind:name -> the model of that name."""
+    """Return the model of each role in `scores`; a role is formatted kind:name, and name is that of the model."""
     try:
         models = load_config(TreadleConfig, base=source.run.config()).models
     except ConfigError:

@@ -84,7 +84,7 @@ def latency_section(models: Sequence[EvaluatedModel]) -> list[Section]:
 
 
 def _measured(source: PageRun, report: StageRecord) -> dict[str, dict[str, RolloutTimes]]:
-    """Return model -> data set -> times of the rollouts in a report."""
+    """Return the times of the rollouts in a report, by model and data set."""
     found: dict[str, dict[str, RolloutTimes]] = {}
     for given, prefix in report_tables(report):
         times = _times(source, source.maker(given))
@@ -95,7 +95,7 @@ def _measured(source: PageRun, report: StageRecord) -> dict[str, dict[str, Rollo
 
 
 def _times(source: PageRun, scores: StageRecord | None) -> dict[str, Times]:
-    """Return key of a scored rollout -> its times, for rollouts with known times."""
+    """Return the seconds of each scored rollout with known times, by rollout key."""
     makers = [source.maker(given) for given in scores.inputs.get("rollouts", ())] if scores is not None else []
     return {
         row["rollout_key"]: times

@@ -89,7 +89,7 @@ def evaluated_models(sources: Sequence[PageRun]) -> list[EvaluatedModel]:
 
 
 def _scored(source: PageRun, report: StageRecord) -> tuple[dict[str, list[ScoredRollout]], dict[str, Scoring]]:
-    """Return model -> scored rollouts of a report, and model -> how these were scored."""
+    """Return the scored rollouts of a report, and how they were scored, each by model."""
     found: dict[str, list[ScoredRollout]] = {}
     scorings: dict[str, Scoring] = {}
     for given, prefix in report_tables(report):

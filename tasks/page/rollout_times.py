@@ -18,7 +18,7 @@ class Times(NamedTuple):
     """Seconds waiting for completions."""
     tools: float
     by_tool: Mapping[str, tuple[int, float]] = MappingProxyType({})
-    """Tool -> calls that ran, and their seconds."""
+    """Tool -> number of calls that ran, and their seconds in total."""
 
 
 def times_of_row(row: Row) -> Times | None:

@@ -117,7 +117,7 @@ def open_run(
         if needs_keys:
             check_web(config)
             check_provider(config)
-    # A changed model may be another one under its old name.
+    # With `allow_changes`, a model of the same name may be a different one, so it is checked again.
     known = set(made.info.semantic.get("models", {})) if made is not None and not allow_changes else set[str]()
     check_tokenizers(config, known)
     if not needs_keys:

@@ -43,9 +43,9 @@ def asked_models(config: TreadleConfig) -> list[AskedModel]:
 
 
 def endpoint_facts(url: str, model: str, api_key_env: str | None, limit_s: float = ASK_S) -> list[Check]:
-    """Return the facts about a model at a URL, over each route; that it has only one of them is no failure.
+    """Return the facts about a model at a URL, over each route; if one route works, the other's failures are warnings.
 
-    Raises ConfigError for what is no URL, or no name of a variable.
+    Raises ConfigError for an invalid URL or name of an environment variable.
     """
     data = {"model": model, "endpoints": [{"url": url, "api_key_env": api_key_env}]}
     routes = [

@@ -24,7 +24,7 @@ Seconds = Mapping[tuple[str, str], Sequence[float]]
 
 
 def report_seconds(report: StageRecord, run: Run) -> Seconds:
-    """Return the seconds of the measured rollouts of a report; nothing of scores that were made again since.
+    """Return the seconds of the measured rollouts of a report; nothing for scores that were computed again since.
 
     Rollouts that were resumed or ended by infrastructure are not measured.
     """

@@ -57,7 +57,7 @@ def _models(run: Run) -> Mapping[str, ModelSettings]:
 
 
 def role_models(record: StageRecord, run: Run) -> dict[str, ModelSettings]:
-    """Return role -> its model with prices from the run's current configuration, for `pools` and `rollouts`."""
+    """Return the model of each role of `pools` or `rollouts`, with prices from the run's current configuration."""
     models = _models(run)
     names = {role: one["name"] for role, one in record.settings.get("roles", {}).items()}
     if "model_name" in record.settings:
