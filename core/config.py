@@ -378,7 +378,7 @@ def _are_tables(items: Sequence[Any]) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message; of a table only the keys that have one."""
+    """Return a value for a message; of a table, only the keys with values."""
     if isinstance(value, Mapping):
         value = {key: inner for key, inner in value.items() if inner not in (None, "", [], {})}
     return repr(value)

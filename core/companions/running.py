@@ -48,13 +48,13 @@ def running_companions(wanted: Sequence[CompanionSettings], notify: Notify) -> I
 
 
 class _Used:
-    """A companion that others run."""
+    """A companion that another process started."""
 
     def __init__(self, title: str, is_there: Callable[[], bool]) -> None:
         self.title, self._is_there, self._num_missed = title, is_there, 0
 
     def is_gone(self) -> bool:
-        """Return whether it was missed several times in a row; a busy one may be late once."""
+        """Return whether `_MISSES` checks in a row failed; a busy companion may answer late once."""
         self._num_missed = 0 if self._is_there() else self._num_missed + 1
         return self._num_missed >= _MISSES
 

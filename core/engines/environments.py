@@ -88,7 +88,7 @@ def pins(lock: str) -> tuple[list[str], list[str]]:
 def environment_path(engine: str, variant: str = "auto") -> Path:
     """Return the path of the environment, whether it is installed or not."""
     variant = choose_variant(engine, variant)
-    # Digests are left out: with more of them the same packages are installed.
+    # Digests do not count: adding some to a lock does not change which packages are installed.
     versions = sorted(line.split(" ")[0] for line in itertools.chain(*pins(lock_text(engine, variant))))
     key = "\n".join([*versions, f"python {ENGINE_PYTHON}"])
     return cache_root() / "envs" / f"{engine}-{variant}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"

@@ -84,7 +84,7 @@ class Child:
                 notify(f"  {self.name} is still starting after {now - started:.0f} s")
 
     def keep(self) -> None:
-        """Let it outlive this process; call it once there is a record by which it can be found."""
+        """Let the child outlive this process; call it only once a record exists by which the child can be stopped."""
         pipe = self._supervisor.stdin
         if pipe is not None:
             self._supervisor.stdin = None

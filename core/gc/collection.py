@@ -99,7 +99,7 @@ def _of_run(done: Collected, storage: Storage, run_id: str, items: list[Garbage]
 
 @contextlib.contextmanager
 def _leaving(done: Collected, items: Iterable[Garbage]) -> Iterator[None]:
-    """Leave those of the items that a block does not come to because of a RunError, with the error as the reason."""
+    """List items that a block did not delete because of a RunError as left, with the error as the reason."""
     try:
         yield
     except RunError as error:

@@ -29,7 +29,7 @@ class Reachable:
     folders: set[str] = field(default_factory=set)
     """Keys of the folders of artifacts."""
     problems: list[str] = field(default_factory=list)
-    """Messages, each on an unreadable file; with any, every artifact may be in use."""
+    """Messages, each on an unreadable file. If there are any, every artifact may be in use."""
     busy_instances: set[str] = field(default_factory=set)
     """Keys of instances, such as `runs/first/1/pools`, that a process is working on."""
 

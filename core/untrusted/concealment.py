@@ -1,4 +1,4 @@
-"""Prepare errors that a user's code raises for logs, scores and the terminal: their line is named, payloads are not."""
+"""Prepare errors that a user's code raises for logs, scores and the terminal: name the line, hide the payload."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _exits_as_errors() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        # It would end the whole command, even with success, and an event loop in another thread without a word.
+        # SystemExit would end the whole command, even with exit code 0, or silently end an event loop in a thread.
         failure = RuntimeError(f"the code tried to end the process (SystemExit: {error})")
         raise failure.with_traceback(error.__traceback__) from None
 

@@ -19,7 +19,7 @@ _HEARTBEAT_S = 5.0
 
 
 class TrainerReporter(TrainerCallback):  # type: ignore[misc]
-    """A callback that writes the events `begin`, `heartbeat`, `step`, `saved` for each state, and `end`.
+    """A callback that writes the events `begin`, `heartbeat`, `step`, `saved` (once per saved state) and `end`.
 
     A trainer with further figures overrides `figures`, which are added to the event `step`.
     """
@@ -31,7 +31,7 @@ class TrainerReporter(TrainerCallback):  # type: ignore[misc]
         self._weight_change: WeightChange | None = None
 
     def figures(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what else a step reports, from what the trainer logged."""
+        """Return further figures of a step, from the values that the trainer logged."""
         return {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
