@@ -145,7 +145,7 @@ def ran(
     accept_failures: bool = False,
     quiet: bool = False,
 ) -> RunResults:
-    """Run what is left of a flow in this thread; return its results. Raises TreadleError."""
+    """Run a flow in this thread, skipping finished instances unless `force`; return the results. Raise TreadleError."""
     view = ProgressView(quiet=quiet)
     with running_companions(config.companions, view.tell):
         resolved = with_run_defaults(config, root, name)

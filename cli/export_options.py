@@ -36,7 +36,7 @@ class ExportOptions:
         return run, _record_with(run, kind, self.instance)
 
     def tell(self, facts: Mapping[str, Any], line: str) -> None:
-        """Print what was written: as JSON for scripts, or as a line."""
+        """Print a summary of the export: `facts` as JSON for scripts, or `line`."""
         click.echo(sanitized_json(facts) if self.as_json else sanitize(line))
 
 

@@ -175,12 +175,12 @@ class _Growth:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the whole conversation has the text that grew."""
+        """True if `whole` equals `text`."""
         return self.text == self.whole
 
     @property
     def keeps_turns(self) -> bool:
-        """Whether the whole conversation contains the turns unchanged and in order."""
+        """True if `whole` contains the turns unchanged and in order."""
         return re.search(".*".join(map(re.escape, self._turns)), self.whole, re.DOTALL) is not None
 
     def differences(self) -> dict[str, str]:

@@ -398,7 +398,7 @@ def _differences_at(key: str, old: Any, new: Any, path: str, kinds: Sequence[Any
 
 
 def _without_gain(was: Any, now: Any) -> tuple[Any, Any]:
-    """Return both values of a growing list or table, reduced to the items that can conflict."""
+    """Return both values of a growing list or table, reduced to the items that must be equal in both."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         # Items that are not used any more may be omitted; items in both must be equal.
         both = was.keys() & now.keys()

@@ -54,7 +54,7 @@ T_Entry = TypeVar("T_Entry", bound=Entry)
 
 @dataclass(frozen=True, eq=False)
 class Registry(Generic[T_Entry]):
-    """The entries of one kind. As metadata of an annotation it gives forms and the reference the keys of each type.
+    """The entries of one kind. As metadata of an annotation, it provides each type's keys to forms and the reference.
 
     Attributes:
         base: Class that the settings of all entries derive from.
@@ -80,9 +80,9 @@ class Registry(Generic[T_Entry]):
         return list(dict.fromkeys([*self.shipped, *entry_point_places(self.group)]))
 
     def find(self, name: str, file: Path | None = None) -> tuple[Any, str]:
-        """Return the object that a type's name refers to, and its place; `file` is that of a class in a file.
+        """Return the object that a type's name refers to, and its place; `file` is the code file of a class in a file.
 
-        Raises ConfigError, listing what there is.
+        Raises ConfigError, listing the known names.
         """
         if file is not None:
             attribute = name.rpartition(":")[2]

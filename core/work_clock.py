@@ -63,7 +63,7 @@ class WorkClock:
             self._arrange_limits()
 
     def end_hold(self) -> None:
-        """End one hold."""
+        """End one hold of the clock that `begin_hold` began."""
         self._num_holds -= 1
         if not self._num_holds:
             self.exclude(self._held_since)

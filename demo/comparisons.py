@@ -35,7 +35,7 @@ _WORDS = {
 
 
 def comparisons() -> Iterator[Comparison]:
-    """Yield all comparisons."""
+    """Yield every comparison that questions of the sample world can make."""
     for attribute, (plural, name) in _WORDS.items():
         yield Comparison(attribute, "larger", 2, f"Which of the two {plural} has the larger {name}, {{a}} or {{b}}?")
         yield Comparison(

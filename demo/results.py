@@ -139,7 +139,7 @@ def reinforcement_sentence(run: Run) -> str:
 def first_and_last_rewards(rows: Iterable[Mapping[str, Any]]) -> list[tuple[float, float]]:
     """Return the mean rewards of the first and the last group of each question trained on in several steps.
 
-    Unlike means of single steps, these do not depend on which questions a step had. `rows` are those of `rl_rollouts`.
+    Unlike means of single steps, these do not depend on which questions a step had. `rows` are rows of `rl_rollouts`.
     """
     steps: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:

@@ -79,7 +79,7 @@ def tables_page() -> str:
 
 
 def _tables() -> list[Table]:
-    """Return the tables of all stages in their order, then that of web records."""
+    """Return the tables of all stages in their order, then the table of web records."""
     stages = [entry.stage for entry in stage_entries().values()]
     made = {table.kind: table for stage in stages for table in (*stage.produces, *stage.telemetry)}
     return [*made.values(), WEB_RECORD]

@@ -113,7 +113,7 @@ class Helper:
                     raise
 
     def help_until_done(self) -> None:
-        """Help until everything that is sharded has a result, waiting for the run and its instances to start.
+        """Help until all sharded instances have a result, waiting for the run and its instances to start.
 
         Raises what a stage raises, and RunError if the configuration does not match the run's.
         """

@@ -33,7 +33,7 @@ def result_text(record: StageRecord) -> str:
 def print_end(run: Run, records: Sequence[StageRecord], as_json: bool) -> None:
     """Print summaries of stages, the scores, and the folders of the data.
 
-    As JSON, print the records; that of the report includes its scores.
+    As JSON, print the records; the report's record includes its scores.
     """
     if as_json:
         click.echo(sanitized_json([_with_summary(run, record) for record in records]))

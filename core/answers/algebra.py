@@ -185,7 +185,7 @@ class _Values:
 
     @cached_property
     def difference(self) -> sympy.Expr:
-        """Difference of both sides; sympy may take seconds for that of large numbers."""
+        """Difference of both sides; for large numbers, sympy may take seconds to compute it."""
         return self.sides[0] - self.sides[1]
 
     @cached_property
@@ -251,11 +251,11 @@ class _Values:
         return None if same and is_too_large and not point and not self.is_decimal else same
 
     def assigned(self, point: dict[str, sympy.Expr]) -> Point:
-        """Return the values by symbol; the sides may have symbols of one name and different assumptions."""
+        """Return a point's values by symbol; the sides may have symbols of one name with different assumptions."""
         return {symbol: point[symbol.name] for side in self.sides for symbol in side.free_symbols}
 
     def values(self, at: Point, digits: int = MAX_DIGITS) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """Return both values; None if one of them is undefined there, or not real."""
+        """Return the values of both sides at a point; None if one of them is undefined or not real."""
         found = []
         for side in self.sides:
             value = _value(side, at, digits)
@@ -305,7 +305,7 @@ def _is_close(left: sympy.Expr, right: sympy.Expr, tolerance: sympy.Float) -> bo
 
 
 def _vanishes(difference: sympy.Expr, at: Point, digits: int) -> bool:
-    """Return whether a difference is zero, as far as evaluation to so many digits tells."""
+    """Return whether a difference is zero when it is evaluated to this many digits."""
     try:
         value = difference.evalf(15, subs=at or None, maxn=digits, strict=True)
     except PrecisionExhausted:
@@ -337,7 +337,7 @@ _INFINITE = (sympy.oo, -sympy.oo)
 
 
 def _value(expression: sympy.Expr, at: Point, max_digits: int = MAX_DIGITS) -> sympy.Expr | None:
-    """Return a number of DIGITS digits, or an infinity; None if the value is neither."""
+    """Return the value at a point as a number of DIGITS digits or an infinity; None if it is neither."""
     if expression in _INFINITE:
         return expression
     value = expression.evalf(DIGITS, subs=at or None, maxn=max_digits)

@@ -92,17 +92,17 @@ class KeptCompanion(BaseModel):
     """UTC, ISO 8601."""
 
     def is_alive(self) -> bool:
-        """Return whether it runs."""
+        """Return whether the companion runs."""
         return self.supervisor.is_alive()
 
     def state(self) -> State:
-        """Return whether it runs and is ready."""
+        """Return whether the companion runs, and if so, whether it is ready."""
         if not self.is_alive():
             return "ended"
         return "ready" if Readiness(self.settings, Path(self.log)).is_ready() else "not ready"
 
     def stop(self) -> None:
-        """End its processes; raise EngineError if one stays."""
+        """End the companion's processes; raise EngineError if one does not end."""
         grace_s = self.settings.stop_timeout_s + _EXTRA_S
         # The program ends with its supervisor, even if that is killed.
         if not self.supervisor.end(signal.SIGTERM, grace_s) and not self.supervisor.end(signal.SIGKILL, _EXTRA_S):
@@ -222,7 +222,7 @@ def not_ready(kept: KeptCompanion) -> EngineError:
 
 
 def _start(settings: CompanionSettings, notify: Notify) -> KeptCompanion:
-    """Start and record it; a start that fails leaves no record."""
+    """Start a companion and record it; a start that fails leaves no record."""
     path = _path(settings.name)
     made: list[KeptCompanion] = []
 

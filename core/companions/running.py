@@ -102,7 +102,7 @@ class _Companions:
                 raise failed(child, f"ended with code {child.poll()} before the others were ready", self._notify)
 
     def watch(self) -> None:
-        """Report companions that end, from a thread of its own."""
+        """Report companions that end, in a separate thread."""
         if self._children or self._used:
             # A flow's log needs the context of the flow run.
             context = contextvars.copy_context()
@@ -123,7 +123,7 @@ class _Companions:
                 )
 
     def stop(self) -> None:
-        """Stop what was started here, the last one first."""
+        """Stop the companions that this block started, the last one first."""
         self._ended.set()
         if self._watcher is not None:
             self._watcher.join()

@@ -79,7 +79,7 @@ def lock_fact(engine: str, variant: str, name: str) -> str:
 
 
 def pins(lock: str) -> tuple[list[str], list[str]]:
-    """Return the lines of a lock that have digests, and those of `WITHOUT_DIGESTS`: pip takes no mixture."""
+    """Return the lines of a lock with digests, and those of `WITHOUT_DIGESTS`: pip does not accept both in one file."""
     lines = [line for line in lock.splitlines() if line and not line.startswith("#")]
     with_digests = [line for line in lines if " --hash=sha256:" in line]
     return with_digests, [line for line in lines if line not in with_digests]

@@ -32,7 +32,7 @@ _POLL_S = 0.2
 _SHORT_WAIT_S = 10.0
 """Seconds that a collector waits for a commit that started just before it, while all other commits wait."""
 MAX_WAIT_S = 600.0
-"""Seconds that a collector waits for commits in progress; that of a large model to an object store takes minutes."""
+"""Seconds that a collector waits for commits in progress; committing a large model to an object store takes minutes."""
 
 
 @contextlib.contextmanager

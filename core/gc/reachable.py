@@ -56,7 +56,7 @@ def reach(storage: Storage, watch: LeaseWatch) -> Reachable:
 
 
 def busy_instances(storage: Storage, instances: Iterable[str], watch: LeaseWatch) -> set[str]:
-    """Return the keys of those instances whose lease, or that of a shard, is held by a process."""
+    """Return the keys of the instances of which a process holds the lease, or the lease of a shard."""
     leases = {}
     for key in instances:
         _, run_id, address = key.split("/", 2)

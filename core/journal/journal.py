@@ -159,8 +159,8 @@ class Journal:
     def seal(self) -> tuple[set[int], int]:
         """End the current segment, so that no segment changes any more.
 
-        Returns the numbers of all segments, and the number of owners that they finish. Both are read before another
-        thread can write a record.
+        Returns the numbers of all segments, and the number of owners whose final rows they hold. Both are read before
+        another thread can write a record.
         """
         with self._lock, storage_errors("list", self._directory):
             if self._writer is not None:

@@ -140,7 +140,7 @@ def delete_journal(storage: Storage, key: str, token: int) -> None:
 
 
 class JournalUploader:
-    """The objects of one journal, as the holder of its lease manages them."""
+    """Manager of one journal's objects in the object store; only the holder of its lease uses it."""
 
     def __init__(self, storage: ObjectStorage, key: str, lease: Lease) -> None:
         self.storage, self._key, self._lease = storage, key, lease

@@ -177,7 +177,10 @@ def completion_call(
     session: str,
     deadline: float,
 ) -> PoolCall:
-    """Return the call for a completion, as the model's servers take it; `facts` are those of the preflight, if any."""
+    """Return the call for a completion in the form that the model's servers accept.
+
+    `facts` is the result of the preflight; None if there was none.
+    """
     refused, styles = (facts.refused_keys, facts.stops) if facts is not None else ((), None)
     body = completion_body(settings.model, request, want_ids, extra=settings.extra_body, refused=refused)
     asked = prompt_facts(settings.model, request.prompt, request.max_tokens, request.stop, vocabulary, styles)

@@ -87,7 +87,7 @@ class ReusedJobs:
             self._file.close()
 
     def over(self, journal: JournalView) -> JournalView:
-        """Return a journal in which these jobs are finished as well."""
+        """Return a view of a journal in which these jobs also count as finished."""
         return _ReusingJournal(journal, self) if self.owners else journal
 
     def record(self, owner: str) -> bytes:

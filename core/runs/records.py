@@ -104,7 +104,7 @@ class AttemptRecord(StoredRecord):
     state: AttemptState
     fingerprint: str
     journal: str = ""
-    """Name of its journal, if it is not that of the fingerprint."""
+    """Name of the attempt's journal; empty if the journal is named by the fingerprint."""
     fills_gaps: bool = False
     """Whether the attempt fills gaps that were accepted in the current result."""
     retried: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class AttemptRecord(StoredRecord):
 
     @property
     def journal_name(self) -> str:
-        """Name of its journal, for `Run.journal_key` and `Run.shards`."""
+        """Name of the attempt's journal, for `Run.journal_key` and `Run.shards`."""
         return self.journal or self.fingerprint
 
 

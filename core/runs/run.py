@@ -311,7 +311,7 @@ class Run:
         )
 
     def _latest(self, address: Address) -> tuple[StageRecord | None, list[AttemptRecord], InstanceState]:
-        """Return the result, the attempts and the state of an instance, all of one moment.
+        """Return the result, the attempts and the state of an instance, consistent with each other.
 
         An attempt writes its result, then how it ended, and then releases the lease. They are read in an
         order in which an attempt that ends meanwhile is not reported as crashed, or as completed without a result.

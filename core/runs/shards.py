@@ -72,7 +72,7 @@ class ShardResult(BaseModel):
     facts: dict[str, object]
 
     def work_result(self) -> WorkResult:
-        """Return the result in the form in which the stage returned it."""
+        """Return the shard's result in the form in which `Stage.work` returned it."""
         return WorkResult(self.causes, self.first, self.retryable, self.facts)
 
 
@@ -93,7 +93,7 @@ class Shards:
     what: str
 
     def plan(self) -> ShardPlan | None:
-        """Return how the jobs are divided; None if they are not."""
+        """Return the plan by which the jobs are divided into shards; None if they are not divided."""
         return _load(self.storage, f"{self.key}/shards.json", ShardPlan)
 
     def begin(

@@ -56,7 +56,7 @@ class JournalView(Protocol):
         ...
 
     def get(self, owner: str, unit: str) -> bytes | None:
-        """Return the value of one unit, or None if it is pending."""
+        """Return the recorded value of a unit of an owner; None if the unit is pending."""
         ...
 
     def units(self, owner: str) -> list[str]:

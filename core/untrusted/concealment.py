@@ -53,7 +53,7 @@ def _exits_as_errors() -> Iterator[None]:
 
 
 def concealed(error: Exception, payload: Mapping[str, Any]) -> Exception | None:
-    """Return what to raise instead of an error; None if its traceback quotes no text of the payload.
+    """Return the exception to raise instead of an error; None if the error's traceback quotes no text of the payload.
 
     An error of Treadle keeps its type, which decides about retries: a server may repeat what a partner was asked.
     Numbers and texts of fewer than four characters are not recognised.

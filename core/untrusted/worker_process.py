@@ -48,7 +48,7 @@ class WorkerEnded(Exception):
 
     @property
     def is_kill(self) -> bool:
-        """Whether the cause lies outside the process, and outside its input."""
+        """True if the cause is outside of the process and of its input."""
         return -self.code in _FROM_OUTSIDE
 
 
@@ -91,7 +91,7 @@ class WorkerProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can take a request. If not, it must be closed."""
+        """True if the process can take a request. If it cannot, it must be closed."""
         return self._is_idle and not self._is_killed and self.process.poll() is None
 
     def wait_ready(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Define the recipe of the demo and the benchmark: AgentEvolver for a policy that learns its start from a tutor."""
+"""Define the recipe of the demo and the benchmark: fine-tune a start on a tutor's rollouts, then AgentEvolver."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ class Design:
 
 
 def request(shop: str) -> str:
-    """Return what the human asks for at first."""
+    """Return the human's first request, for a page about a shop."""
     return f"I want a page for my {shop}: a bar at the top, a panel with a heading, and cards below."
 
 
 def read_request(text: str) -> str | None:
-    """Return what the first request in a text is about; None if there is no request of this world."""
+    """Return the shop in the first request in a text; None if there is no request of this world."""
     match = _REQUEST.search(text)
     return match[1] if match else None
 

@@ -35,7 +35,7 @@ class Unseen(ValueError):
 
 
 def seen_design(png: bytes) -> Design | None:
-    """Return the design of the page in a picture, PNG; None for a page of another kind. Raises Unseen."""
+    """Return the design of the page in a PNG picture; None for a page of another kind. Raises Unseen."""
     pixels = _pixels(png)
     height, width, _ = pixels.shape
     if height < CARD_TOP + CARD_HEIGHT or width < len(PLACES):

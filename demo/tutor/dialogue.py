@@ -81,7 +81,7 @@ def next_dialogue_turn(conversation: Conversation, role: DialogueRole, guess: fl
 
 
 def human_reply(prompt: str) -> str:
-    """Return what the human says to the last message of the agent in a prompt that holds the hidden program.
+    """Return the human's reply to the last message of the agent in a prompt that holds the hidden program.
 
     Only the first paragraph of the message is read.
     """
@@ -96,7 +96,7 @@ def human_reply(prompt: str) -> str:
 
 
 def reply_to(question: str, details: Details) -> str:
-    """Return what the human says to a question: a sentence for each detail that it asks for."""
+    """Return the human's reply to a question: a sentence for each detail that the question asks for."""
     words = set(re.findall(r"[a-z]+", question.lower()))
     family = details.family
     told = [f"The {family.number} is {details.number}."] if family.number in words else []

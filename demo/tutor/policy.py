@@ -94,9 +94,11 @@ def next_facts(question: str, calls: Sequence[Call]) -> frozenset[tuple[str, str
 def follow_paths(
     asked: RecognizedQuestion, facts: Mapping[tuple[str, str], str]
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Follow every path of a question as far as facts are known; return missing facts and final values.
+    """Follow every path of a question as far as its facts are known.
 
-    Facts are values by name and attribute.
+    Returns the missing facts as (name, attribute), and the values at the ends of complete paths.
+
+    `facts` has values by name and attribute.
     """
     missing, values = [], []
     for slot, *attributes in asked.template.paths:
@@ -169,7 +171,7 @@ class _Planner:
         return all(call.argument for call in self._calls) and self._draws.happens("early", self._rates.early)
 
     def resolve(self) -> tuple[list[tuple[str, str]], list[str]]:
-        """Follow every path as far as facts are known; return missing (name, attribute) pairs and final values."""
+        """Follow every path of the question as far as facts are known; see `follow_paths`."""
         return follow_paths(self._asked, self._facts)
 
     def _left(self, missing: tuple[str, str]) -> int:

@@ -110,7 +110,10 @@ class ExpectedRollout:
         return self.turns * ASSUMPTIONS.sampled_per_turn + (self.turns - 1) * result_tokens(self.environment)
 
     def add_turns(self, expected: ExpectedUsage, times: float, turns: float, before: float = 0.0) -> None:
-        """Add turns of the policy, each prompted with everything before it; `before`: tokens of a prefix."""
+        """Add the usage of `times` rollouts of `turns` turns each; `before`: tokens of a prefix before the first turn.
+
+        Each turn is prompted with everything before it.
+        """
         system = self.environment.num_system_chars / _CHARS_PER_TOKEN
         per_turn = ASSUMPTIONS.sampled_per_turn + result_tokens(self.environment)
         prompt = system + ASSUMPTIONS.question_tokens + before + (turns - 1) / 2 * per_turn

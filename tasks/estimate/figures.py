@@ -67,5 +67,5 @@ class Estimate:
         return sum(cost for cost in costs if cost is not None) if None not in costs else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-able form."""
+        """Return the estimate in a JSON-able form."""
         return {**asdict(self), "num_tokens": self.num_tokens, "cost": self.cost, "estimate": True}

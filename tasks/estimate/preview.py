@@ -93,7 +93,7 @@ class _Counter:
         return found
 
     def _is_kept(self, producer: Address) -> bool:
-        """Return whether the current result of an instance is kept."""
+        """Return whether an instance's current result is kept, so that the plan does not run it."""
         return str(producer) not in self._steps or self._steps[str(producer)].action == "reuse"
 
     def _inputs(self, item: Instance) -> tuple[dict[str, list[Rows]] | None, str]:

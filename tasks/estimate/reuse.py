@@ -54,7 +54,7 @@ class Reuse:
         return counts + (f"; because: {', '.join(self.reasons)}" if self.reasons else "")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-able form."""
+        """Return the counts and reasons in a JSON-able form."""
         return {**asdict(self), "reasons": list(self.reasons), "num_open": self.num_open}
 
 
@@ -90,7 +90,7 @@ class _Reasons:
         self._record = run.record(item.address)
 
     def of(self, jobs: Sequence[QuestionJob]) -> Iterator[str]:
-        """Yield the reasons for open jobs, most important first; none without a result."""
+        """Yield the reasons for open jobs, most important first; nothing if the instance has no result."""
         record = self._record
         if record is None:
             return
@@ -115,7 +115,7 @@ class _Reasons:
             yield f"{', '.join(map(str, made)) or 'the model'} was trained again"
 
     def _unreadable(self, record: StageRecord) -> Iterator[str]:
-        """Yield why nothing of the result can be reused."""
+        """Yield the reason why nothing of the result can be reused, if there is one."""
         if record.imported_from:
             yield f"the current result was imported from {record.imported_from}"
             return

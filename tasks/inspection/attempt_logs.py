@@ -1,4 +1,4 @@
-"""Read the logs of attempts, and follow that of one that runs."""
+"""Read the logs of attempts, and follow the log of a running attempt."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _sampled_tokens(model: EvaluatedModel) -> list[int]:
 
 
 def _spread_cells(tokens: Sequence[int]) -> tuple[str, str, str]:
-    """Return mean, median and maximum."""
+    """Return mean, median and maximum of the tokens, as cells."""
     if not tokens:
         return "-", "-", "-"
     return f"{sum(tokens) / len(tokens):,.0f}", f"{statistics.median(tokens):,.0f}", f"{max(tokens):,}"

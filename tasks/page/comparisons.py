@@ -45,7 +45,7 @@ _NOTE = (
 
 
 def comparisons_section(models: Sequence[EvaluatedModel]) -> list[Section]:
-    """Return the comparisons of the reports, and those of models of different runs on the questions they share."""
+    """Return the comparisons in the reports, and comparisons of different runs' models on the questions they share."""
     rows = _in_order([*_reported(models), *_cross_run_comparisons(models)], models)
     if not rows:
         return []

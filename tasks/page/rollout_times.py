@@ -22,7 +22,7 @@ class Times(NamedTuple):
 
 
 def times_of_row(row: Row) -> Times | None:
-    """Return the times of a telemetry row; None if the rollout was resumed, or an older version wrote the row."""
+    """Return the seconds in a telemetry row; None if the rollout was resumed, or an older version wrote the row."""
     if "seconds_by_tool" not in row:
         return None
     by_tool = {one["tool"]: (one["executed"], one["seconds"]) for one in row["seconds_by_tool"]}

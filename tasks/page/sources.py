@@ -74,7 +74,7 @@ class PageRun:
             return None
 
     def rows(self, ref: ArtifactRef | None, what: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Yield all rows of a table; none if any part of it cannot be read."""
+        """Yield all rows of a table; no row if any part of the table cannot be read."""
         table = self.table(ref, what)
         if table is None:
             return
@@ -125,7 +125,7 @@ class PageRun:
         return []
 
     def notes(self) -> list[str]:
-        """Return what is not shown, grouped by reason."""
+        """Return a note for each reason why tables are not shown, with the tables."""
         run = f" ({self.label})" if self.label else ""
         return [f"Not shown of {', '.join(what)}{run}: {reason}" for reason, what in self._problems.items()]
 
@@ -137,7 +137,7 @@ class PageRun:
 
 
 def _age(record: StageRecord) -> tuple[int, int, str]:
-    """Return the sort key: iteration, phase, name."""
+    """Return the key by which records are sorted: iteration, phase, name."""
     address = Address.parse(record.address)
     phase = (address.qualifier or "").rpartition("-")[2]
     return address.iteration, int(phase) if phase.isdecimal() else 0, record.address

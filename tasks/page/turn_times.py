@@ -1,4 +1,4 @@
-"""Build the table of turns and times next to accuracy, with the times of parallel calls.
+"""Build the table of turns and seconds next to accuracy, with the seconds of parallel calls.
 
 Times come from telemetry and the calls of rollouts, so the table is only on this page, never in a report's tables.
 """
@@ -91,7 +91,7 @@ def _groups(source: PageRun, report: StageRecord) -> dict[tuple[str, str], _Grou
 
 
 def _times(source: PageRun, record: StageRecord) -> tuple[dict[str, Times], dict[str, CallTimes]]:
-    """Return two mappings by rollout key: the seconds of each rollout, and for planning agents those of its calls."""
+    """Return two mappings by rollout key: the seconds of rollouts, and the seconds of planning agents' tool calls."""
     log = source.telemetry(record, ROLLOUT_TELEMETRY.kind)
     times = {row["rollout_key"]: one for row in log if (one := times_of_row(row)) is not None}
     by_key = {row["rollout_key"]: row.get("call_times") or [] for row in log if row["rollout_key"] in times}

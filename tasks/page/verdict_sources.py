@@ -55,7 +55,7 @@ def decided_section(models: Sequence[EvaluatedModel]) -> list[Section]:
 
 
 class VerdictCounts:
-    """Counts of rollouts by what decided their verdict, over data sets."""
+    """Counts of rollouts by what decided their verdict, summed over data sets."""
 
     def __init__(self, lines: Iterable[SummaryLine]) -> None:
         """Sum up the counts of the report."""

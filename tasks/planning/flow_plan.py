@@ -28,7 +28,7 @@ from treadle.tasks.config import TreadleConfig, environments_in_use, mixture_of,
 
 @dataclass(frozen=True, slots=True)
 class FlowPlan:
-    """A configuration; see `treadle.stages.plan.Plan`."""
+    """Implementation of `treadle.stages.plan.Plan` for one configuration."""
 
     config: TreadleConfig
 

@@ -85,7 +85,7 @@ def _is_number(answer: object) -> bool:
 
 
 def new_config(answers: Answers, name: str) -> str:
-    """Return the text of a configuration; `name` is that of its file, for the comment.
+    """Return the text of a configuration; `name` is the name of its file, for the comment.
 
     Raises ConfigError for answers that contradict each other or are invalid values, and as `domain_of` does.
     """

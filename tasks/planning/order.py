@@ -106,7 +106,7 @@ def phases_of(config: TreadleConfig, step: Step) -> Sequence[int]:
 
 
 def bound_by_recipe(config: TreadleConfig, address: Address) -> dict[str, tuple[Address, ...]]:
-    """Return the inputs of an instance that the recipe binds instead of the stage."""
+    """Return the inputs of an instance whose producers the recipe sets, not the stage, with these producers."""
     bound = {}
     for step in flow_steps(config):
         if address.stage not in step.stages or (step.qualifier or None) not in (None, address.qualifier):

@@ -60,7 +60,7 @@ class ParameterForm:
         return core_schema.no_info_plain_validator_function(source.model_validate) if runs_flow() else handler(source)
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the JSON schema of the type; in processes that run a flow, that of any table."""
+        """Return the JSON schema of the type; in processes that run a flow, the schema of any table."""
         return {"type": "object"} if runs_flow() else handler(core_schema)
 
 

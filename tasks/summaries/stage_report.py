@@ -36,7 +36,7 @@ def stage_report(record: StageRecord, run: Run) -> StageReport | None:
 
 
 def _report_of_package(make: Callable[..., object], record: StageRecord, run: Run) -> StageReport | None:
-    """Return the report of another package's stage; a warning says why there is none."""
+    """Return the report of another package's stage; if its code fails, log a warning and return None."""
     try:
         made = make(record, run, _models(run))
         if made is None or isinstance(made, StageReport):

@@ -64,7 +64,7 @@ class TrainerReporter(TrainerCallback):  # type: ignore[misc]
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """Write a step with its loss; raise Diverged if the loss or the gradient is not finite."""
+        """Write the event `step` with its loss; raise Diverged if the loss or the gradient is not finite."""
         logs = logs or {}
         if "loss" not in logs:
             return
@@ -101,7 +101,7 @@ class TrainerReporter(TrainerCallback):  # type: ignore[misc]
             self._events.write("saved", step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the end; raise NothingLearned if the weights have not changed."""
+        """Write the event `end`; raise NothingLearned if the weights have not changed."""
         nothing_learned = self._weight_change is not None and self._weight_change.length() <= MIN_WEIGHT_CHANGE
         if state.global_step > self._first_step and nothing_learned:
             raise NothingLearned(f"the weights did not change in {state.global_step - self._first_step} steps")

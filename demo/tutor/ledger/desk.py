@@ -117,7 +117,7 @@ class Desk:
 
 
 def read_records(text: str) -> Iterator[Record]:
-    """Yield the calls and results in a text, in its order, also those inside of other JSON."""
+    """Yield the calls and results in a text, in the order of the text, including those inside of other JSON."""
     yield from _records_in(text[:_MAX_CHARS], 0)
 
 

@@ -1,4 +1,4 @@
-"""Find the next call that a task of the ledger needs, from what was seen so far."""
+"""Find the next call that a task of the ledger needs, from the calls and results so far."""
 
 from __future__ import annotations
 
