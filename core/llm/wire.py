@@ -262,8 +262,8 @@ def _texts_of(parts: list[Any]) -> tuple[str, str]:
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     """Return the tool calls of a message; raise Failure of kind `malformed` if they have another form.
 
-    Arguments may be an object instead of its JSON text, as some servers send them. They are not
-    checked here: the model wrote them.
+    Arguments may be an object instead of its JSON text, as some servers send them. Their
+    validity is not checked here: the model wrote them.
     """
     listed = message.get("tool_calls")
     if not listed:
