@@ -46,7 +46,7 @@ def evaluated(
     overrides: Sequence[str],
     **how: Any,
 ) -> RunResults:
-    """Run an evaluation, given options by the names of `EvalOptions`; `how` is passed to `ran`."""
+    """Run an evaluation; `options` has fields of `EvalOptions` by name, and `how` is passed to `ran`."""
     files = [Path(one) for one in _listed(config)]
     asked = EvalOptions(**options)
     if unknown := sorted((asked.tools or frozenset()) - TOOLS):
@@ -145,7 +145,7 @@ def ran(
     accept_failures: bool = False,
     quiet: bool = False,
 ) -> RunResults:
-    """Run what is left of a flow in this thread; return its results. Raises TreadleError."""
+    """Run a flow in this thread, skipping finished instances unless `force`; return the results. Raise TreadleError."""
     view = ProgressView(quiet=quiet)
     with running_companions(config.companions, view.tell):
         resolved = with_run_defaults(config, root, name)
@@ -190,9 +190,10 @@ def _own_warnings() -> Iterator[None]:
 
 
 def outside_event_loop(work: Callable[[], T]) -> T:
-    """Run a function that starts event loops of its own: in another thread if this one runs a loop, as in Jupyter.
+    """Run `work`, which starts event loops: in another thread if this thread already runs one, as in Jupyter.
 
-    An interrupt of the caller ends the function as Ctrl-C ends a command; a second one no longer waits for that.
+    A KeyboardInterrupt in the caller ends `work` as Ctrl-C ends a command; after a second one, the caller no longer
+    waits for it to end.
     """
     try:
         asyncio.get_running_loop()

@@ -78,7 +78,7 @@ def run_stage(
 ) -> RunResults:
     """Run one stage instance of a run in this process, as `treadle stage` does, and return the run's results.
 
-    What it reads must be there: instances before it are not run. A finished one is not run again unless `force` is set.
+    Its inputs must exist: instances before it are not run. A finished one is not run again unless `force` is set.
 
     Args:
         instance: Its address, such as `1/rollouts@base`.
@@ -129,7 +129,7 @@ def evaluate(
 ) -> RunResults:
     """Measure how well a model answers benchmarks, as `treadle eval` does, and return the results.
 
-    After an interruption the same call continues. What is left out comes from `config`, then from the defaults.
+    After an interruption the same call continues. Omitted arguments come from `config`, then from the defaults.
     Progress goes to standard error. Works in notebooks too, whose thread runs an event loop.
 
     Args:

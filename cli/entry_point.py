@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _delay_collection() -> None:
-    """Collect no cycles while modules are imported, which make few but would be searched again and again.
+    """Delay garbage collection while modules are imported: they make few cycles but would be searched repeatedly.
 
     That search takes a tenth of the time of short commands. After the first collection, Python's own thresholds apply.
     """

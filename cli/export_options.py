@@ -36,7 +36,7 @@ class ExportOptions:
         return run, _record_with(run, kind, self.instance)
 
     def tell(self, facts: Mapping[str, Any], line: str) -> None:
-        """Print what was written: as JSON for scripts, or as a line."""
+        """Print a summary of the export: `facts` as JSON for scripts, or `line`."""
         click.echo(sanitized_json(facts) if self.as_json else sanitize(line))
 
 
@@ -45,7 +45,7 @@ def export_options(
     out: str = "Folder to write; it must not exist yet.",
     force: str = "Replace an earlier export in that folder.",
 ) -> Decorator:
-    """Return the options of commands that write one result of a run, passed to them as `ExportOptions`.
+    """Return a decorator that passes the options of an export to a command as `ExportOptions`.
 
     The arguments are the help texts of three options.
     """
@@ -63,8 +63,8 @@ def export_options(
 def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
     """Return the record of the named instance, or of the last iteration and phase that made tables of this kind.
 
-    Results of a model are neither older nor newer than those of a phase: if there are several candidates, one of them
-    has to be named (RunError).
+    Results of different models, or of a model and a phase, have no order: if several are candidates, raises RunError
+    that asks for an address.
     """
     from treadle.core.errors import DataError, RunError, closest
     from treadle.core.runs.address import Address, phase_of

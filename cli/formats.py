@@ -32,7 +32,7 @@ class FormatGroup(click.Group):
         return self._format(points) if points else None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the own commands, then those of the formats."""
+        """Return the names of the group's own commands, then of the registered formats."""
         return [*super().list_commands(ctx), *self._formats()]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -67,9 +67,9 @@ def _named_or_last(context: click.Context, parameter: click.Parameter, value: st
 run_option = click.option(
     "-r", "--run", "run_id", metavar="NAME", callback=_named_or_last, help="Name of the run. [default: the last one]"
 )
-"""Run of a command that only reads it. It needs `root_option` as well."""
+"""Option that names the run, for commands that only read it; such a command also needs `root_option`."""
 named_run_option = click.option("-r", "--run", "run_id", metavar="NAME", required=True, help="Name of the run.")
-"""Run of a command that changes it."""
+"""Option that names the run, for commands that change it."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 set_option = click.option(
     "--set",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def prefect_wanted(flag: bool, config: TreadleConfig) -> bool:
-    """Return whether PREFECT_API_URL asks for a flow run; then also load API keys from Prefect into the environment.
+    """Return whether PREFECT_API_URL is set, so that a flow run is used; if so, load API keys from Prefect's blocks.
 
     The keys are loaded before the flow run begins, because checking model servers and search services may need them.
     Raises ConfigError if the flag is set and no server is named.

@@ -140,7 +140,7 @@ class TerminalProgress(Progress):
         return self._tracker.counts() if self._tracker.total else "in progress"
 
     def _times_text(self) -> str:
-        """Return the time left by pace or usual duration, else the elapsed time; then that of all steps."""
+        """Return the time left by pace or usual duration, else the elapsed time; then the time left of all steps."""
         elapsed_s = time.monotonic() - self._entered
         left_s = self._tracker.left_s()
         if left_s is None and self._usual_s is not None and self._usual_s > elapsed_s:

@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def fill_folder(target: Path, fill: Callable[[Path], T]) -> T:
-    """Make or replace a folder, and return what `fill`, which is called with an empty folder, returns.
+    """Make or replace a folder: call `fill` with an empty folder, and return its result.
 
-    It is filled under another name, forced to the disk and renamed, so that it is always complete. The caller holds a
-    lock; what a killed process left is removed.
+    The folder is filled under another name, forced to the disk and renamed, so that it is always complete. The caller
+    holds a lock; leftovers of a killed process are removed.
     """
     part = target.with_name(f".tmp-{target.name}")
     shutil.rmtree(part, ignore_errors=True)

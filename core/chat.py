@@ -223,7 +223,7 @@ class ChatTokenizer:
 
     @functools.cached_property
     def tool_support(self) -> ToolSupport:
-        """What the template does with tools."""
+        """Behaviour of the chat template with tools, found by trying it."""
         return find_tool_support(self)
 
     def reply_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], int]:
@@ -252,7 +252,7 @@ class ChatTokenizer:
         return well_formed(text_after_turn(self, messages))
 
     def context_rewrites(self, roles: Sequence[str] = ("user", "tool")) -> dict[str, str]:
-        """Return how the template rewrites a conversation as it grows: kind -> the predicate of a sentence.
+        """Return how the template rewrites a growing conversation, as the predicate of a sentence per kind of rewrite.
 
         Contexts are append-only: the prompt's ids, a turn's ids, `reply_ids`, the next turn's ids, and so on. Without
         rewrites they equal `prompt_ids` of the whole conversation, unless a token crosses the border of a turn (of one
@@ -318,7 +318,7 @@ class ChatTokenizer:
         return self._ids_by_pieces(rendered, lambda piece: marker.sub(lambda m: spelled[int(m[1])], piece))
 
     def _find_turn_end(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> int:
-        """Compute the second value of `reply_ids` for messages without their content; raise ConfigError likewise."""
+        """Compute the second value of `reply_ids` for messages without their content; raise ConfigError as it does."""
         ids = self._rendered_ids(*chat_turns.text_before_reply(self, [dict(message) for message in messages]))
         return next((index + 1 for index, item in enumerate(ids) if item in self.eos_ids), 0)
 

@@ -133,14 +133,14 @@ def find_rewrites(tokenizer: TurnTokenizer, roles: Sequence[str]) -> dict[str, s
             _add(found, plain.differences())
             for kind, turns in (("white_space", _PADDED_TURNS), ("thoughts", _THOUGHTFUL_TURNS)):
                 growth = _Growth(tokenizer, beginning, turns, pair)
-                # A difference that plain turns show as well is not one of this kind.
+                # A difference that plain turns show as well is not due to white space or thoughts.
                 if not growth.keeps_turns or (plain.is_equal and not growth.is_equal):
                     _add(found, {kind: _turn_change(kind, growth.whole)})
     return found
 
 
 def _add(found: dict[str, str], more: Mapping[str, str]) -> None:
-    """Add facts; one that something is dropped replaces one that it is changed."""
+    """Add differences by kind; `drops ...` replaces an earlier `changes ...` of the same kind."""
     for kind, fact in more.items():
         if kind not in found or fact.startswith("drops"):
             found[kind] = fact
@@ -175,16 +175,16 @@ class _Growth:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the whole conversation has the text that grew."""
+        """True if `whole` equals `text`."""
         return self.text == self.whole
 
     @property
     def keeps_turns(self) -> bool:
-        """Whether the whole conversation contains the turns unchanged and in order."""
+        """True if `whole` contains the turns unchanged and in order."""
         return re.search(".*".join(map(re.escape, self._turns)), self.whole, re.DOTALL) is not None
 
     def differences(self) -> dict[str, str]:
-        """Return the facts that turns without thoughts and outer white space show."""
+        """Return how `text` and `whole` differ, by kind, for turns without thoughts and outer white space."""
         if not self.whole:
             return {"turns": "refuses a conversation of several turns"}
         first = self._turns[0]
@@ -203,7 +203,7 @@ class _Growth:
         return facts | {"opening": f"begins the open turn with {now}, but earlier turns with {later}"}
 
     def _last_turn(self, before: str) -> dict[str, str]:
-        """Return a fact if the first turn, as the end of a finished conversation, has another text before it."""
+        """Return `last_turn` if a finished conversation has another text before its last turn; else nothing."""
         turn = self._turns[0]
         finished = [*self._beginning, {"role": "assistant", "content": turn}]
         last = self._tokenizer.render(finished, open_turn=False).partition(turn)[0]

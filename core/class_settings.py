@@ -1,4 +1,4 @@
-"""Make configuration keys of the annotated attributes of a user's class."""
+"""Turn the annotated attributes of a user's class into configuration keys."""
 
 from __future__ import annotations
 

@@ -378,7 +378,7 @@ def _are_tables(items: Sequence[Any]) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message; of a table only the keys that have one."""
+    """Return a value for a message; of a table, only the keys with values."""
     if isinstance(value, Mapping):
         value = {key: inner for key, inner in value.items() if inner not in (None, "", [], {})}
     return repr(value)
@@ -398,7 +398,7 @@ def _differences_at(key: str, old: Any, new: Any, path: str, kinds: Sequence[Any
 
 
 def _without_gain(was: Any, now: Any) -> tuple[Any, Any]:
-    """Return both values of a growing list or table, reduced to the items that can conflict."""
+    """Return both values of a growing list or table, reduced to the items that must be equal in both."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         # Items that are not used any more may be omitted; items in both must be equal.
         both = was.keys() & now.keys()

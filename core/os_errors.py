@@ -56,8 +56,8 @@ def meaning_of(error: OSError, path: Path | str) -> str:
 def explained(error: OSError) -> str:
     """Return one line about an OSError that no other code has explained, or "" if it is not a file system error.
 
-    Without a file name, a socket may have raised it: only errors that a full or broken disk alone gives are then of the
-    output, and those of the whole process or machine have no place.
+    An error without a file name may come from a socket. It is then explained only if its cause is a full or broken disk
+    (the line names the output), a limit of the process or machine (no place), or a deleted current folder.
     """
     if error.errno not in _MEANINGS:
         return ""

@@ -17,7 +17,7 @@ from treadle.core.errors import ConfigError
 
 
 def entry_point_places(group: str) -> dict[str, str]:
-    """Return name -> `module:attribute` of the entry points in a group.
+    """Return the `module:attribute` of each entry point in a group, by name.
 
     Raises ConfigError if two packages use one name for different places.
     """
@@ -35,7 +35,7 @@ def entry_point_places(group: str) -> dict[str, str]:
 def _entry_points(path: tuple[str, ...]) -> Any:
     """Return the entry points of all groups; looking through all packages on the path takes 10 ms.
 
-    `EntryPoints`; before Python 3.12 a mapping that also has `select`.
+    The type is `EntryPoints`; before Python 3.12, it is a mapping that also has `select`.
     """
     return entry_points()
 

@@ -54,7 +54,7 @@ T_Entry = TypeVar("T_Entry", bound=Entry)
 
 @dataclass(frozen=True, eq=False)
 class Registry(Generic[T_Entry]):
-    """The entries of one kind. As metadata of an annotation it gives forms and the reference the keys of each type.
+    """The entries of one kind. As metadata of an annotation, it provides each type's keys to forms and the reference.
 
     Attributes:
         base: Class that the settings of all entries derive from.
@@ -80,9 +80,9 @@ class Registry(Generic[T_Entry]):
         return list(dict.fromkeys([*self.shipped, *entry_point_places(self.group)]))
 
     def find(self, name: str, file: Path | None = None) -> tuple[Any, str]:
-        """Return the object that a type's name refers to, and its place; `file` is that of a class in a file.
+        """Return the object that a type's name refers to, and its place; `file` is the code file of a class in a file.
 
-        Raises ConfigError, listing what there is.
+        Raises ConfigError, listing the known names.
         """
         if file is not None:
             attribute = name.rpartition(":")[2]
@@ -143,12 +143,12 @@ class Registry(Generic[T_Entry]):
         try:
             settings = self.settings(name, file)
         except ConfigError as error:
-            # The key is that of the registry; a table elsewhere has a type of the same registry.
+            # The message names the registry's key, but these settings may be in a table elsewhere.
             raise ValueError(str(error).removeprefix(f"{self.key}.type: ").removeprefix(f"{self.key}.")) from None
         try:
             return settings.model_validate(given)
         except ValidationError as error:
-            # Without a default type, only here the type, and so its keys, are known.
+            # Without a default type, unknown keys can be found only here, where the type is known.
             if not isinstance(default, str) and (unknown := unknown_keys(settings, error)):
                 raise ValueError(unknown) from None
             raise
@@ -209,7 +209,7 @@ def edited_code(dumped: Any, loaded: Any) -> Path | None:
 
 
 def _check_parts(parts: object, where: str) -> None:
-    """Raise ConfigError if the declared parts of a class are not names with one line on each."""
+    """Raise ConfigError unless the declared parts of a class are a dict of names with one line of text each."""
     if not isinstance(parts, Mapping) or len(parts) > _MAX_PARTS:
         raise ConfigError(f"{where} must be a dict with at most {_MAX_PARTS} names")
     for part, line in parts.items():
@@ -220,7 +220,7 @@ def _check_parts(parts: object, where: str) -> None:
 
 
 def _own_schema(settings: type[Section], handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-    """Return the schema of a section that may be changed."""
+    """Return a copy of a section's schema, which the caller may change."""
     schema = copy.deepcopy(handler.resolve_ref_schema(handler(settings.__pydantic_core_schema__)))
     settings.describe(schema)
     return schema

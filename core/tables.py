@@ -59,7 +59,7 @@ def renamed(schema: pa.Schema, **docs: str) -> list[pa.Field]:
 
 
 JSON_FORM = b"json_form"
-"""Key in the metadata of a field inside a parsed column; its values are the next three."""
+"""Key in the metadata of a field inside a parsed column; its values are the next three constants."""
 KEY_OF_OBJECTS = b"key_of_objects"
 KEY_OF_VALUES = b"key_of_values"
 TEXT_OF_JSON = b"text"

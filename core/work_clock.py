@@ -30,15 +30,15 @@ class WorkClock:
 
     def __init__(self) -> None:
         self._held_s = 0.0
-        """Without the current hold."""
+        """Seconds for which the clock was held or time was excluded, without the current hold."""
         self._num_holds = 0
         self._held_since = 0.0
         self._began = asyncio.get_running_loop().time()
-        """Time of the event loop before which nothing is given back."""
+        """Time of the event loop at which the work began; no earlier time is excluded."""
         self._spans: list[tuple[float, float]] = []
         """Longest excluded spans, disjoint and in order, in the event loop's time."""
         self._unplaced_s = 0.0
-        """Excluded time in spans that are not kept, as far as it fits between those that are."""
+        """Excluded seconds whose spans are not kept, as far as they fit between the kept spans."""
         self._limits: set[TimeLimit] = set()
 
     def time(self) -> float:
@@ -63,7 +63,7 @@ class WorkClock:
             self._arrange_limits()
 
     def end_hold(self) -> None:
-        """End one hold."""
+        """End one hold of the clock that `begin_hold` began."""
         self._num_holds -= 1
         if not self._num_holds:
             self.exclude(self._held_since)
@@ -72,9 +72,9 @@ class WorkClock:
     def exclude(self, since: float, until: float | None = None) -> None:
         """Exclude the time from one time of the event loop up to another, by default now.
 
-        Time that is excluded already is not counted twice. Of many separate spans only the `_MAX_SPANS` longest are
-        kept. What was excluded in the others may count twice, so the clock may be slow by as much as their length, but
-        not by more time than passed. It is never fast: lost time is always given back.
+        Time that is excluded already is not excluded twice. Of many separate spans only the `_MAX_SPANS` longest are
+        kept. Time in the others may be excluded twice, so the clock may be slow by as much as their length, but not by
+        more time than passed. It is never fast: lost time is always excluded.
         """
         now = self._held_since if self._num_holds else asyncio.get_running_loop().time()
         first, last = max(since, self._began), now if until is None else min(until, now)
@@ -83,7 +83,7 @@ class WorkClock:
         apart = [span for span in self._spans if span[1] < first or span[0] > last]
         touched = [span for span in self._spans if span[1] >= first and span[0] <= last]
         given_s = last - first - sum(min(end, last) - max(start, first) for start, end in touched)
-        # Unplaced time lies between the spans. What no longer fits there has just been given a second time.
+        # Unplaced time must fit between the spans. What no longer fits there has just been excluded a second time.
         free_s = now - self._began - (self._held_s - self._unplaced_s) - given_s
         counted_s = max(0.0, self._unplaced_s - max(0.0, free_s))
         self._unplaced_s -= counted_s

@@ -35,7 +35,7 @@ _WORDS = {
 
 
 def comparisons() -> Iterator[Comparison]:
-    """Yield all comparisons."""
+    """Yield every comparison that questions of the sample world can make."""
     for attribute, (plural, name) in _WORDS.items():
         yield Comparison(attribute, "larger", 2, f"Which of the two {plural} has the larger {name}, {{a}} or {{b}}?")
         yield Comparison(
@@ -48,6 +48,6 @@ def comparisons() -> Iterator[Comparison]:
 
 
 def can_be_compared_at_a_glance(values: Sequence[int]) -> bool:
-    """Return whether values have equally many digits, and a first digit each of its own."""
+    """Return whether all values have the same number of digits and different first digits."""
     texts = [str(value) for value in values]
     return len({len(text) for text in texts}) == 1 and len({text[0] for text in texts}) == len(texts)

@@ -21,7 +21,7 @@ class DemoWorld(Protocol):
     """Sample world of a demo."""
 
     def write(self, folder: Path) -> tuple[str, dict[str, Any]]:
-        """Write its files; return a sentence about them, and the tables that name them."""
+        """Write the world's files; return a sentence about them, and the configuration tables that refer to them."""
         ...
 
 
@@ -57,7 +57,7 @@ class FactsWorld:
         return said, self.tables(world)
 
     def tables(self, world: World) -> dict[str, Any]:
-        """Return the tables that name the files of a written world."""
+        """Return the configuration tables that refer to the files of a written world."""
         search = {"search": {"corpus": [str(world.corpus)]}}
         file = {"path": str(world.questions), "split_field": "split"}
         if not self.environments:
@@ -89,7 +89,7 @@ class ProgramsWorld:
 
 
 def program_tables(questions: Path) -> dict[str, Any]:
-    """Return the table that names the file of a written world of programs."""
+    """Return the configuration table that refers to the file of a written world of programs."""
     source = {"path": str(questions), "source_field": "dataset", "split_field": "split", "domain": "code"}
     return {"questions": {"sources": [{**source, "scorer": "hidden_tests", "payload": ["reference", "tests"]}]}}
 
@@ -117,12 +117,12 @@ class Demo:
     """A demo.
 
     Attributes:
-        run: Name of its run, and of the folder of its world with `-world`.
+        run: Name of its run; the folder of its world is this name with `-world` appended.
         world: Its sample world.
         engines: Engines that it needs.
-        tutor_only: Tables that differ without engines.
+        tutor_only: Configuration tables that replace others if the demo runs without engines.
         tutors: Models that a tutor serves.
-        training: Further configuration, for the run with engines.
+        training: Further configuration files, for the run with engines.
     """
 
     run: str
@@ -134,7 +134,7 @@ class Demo:
     training: tuple[Path, ...] = ()
 
     def tokenizer_tables(self, tokenizer: Path) -> dict[str, Any]:
-        """Return the tables that name the tokenizer of the tutors."""
+        """Return the configuration tables that set the tokenizer of the tutors."""
         return {"models": {name: {"server": {"tokenizer": str(tokenizer)}} for name in self.tutors}}
 
 

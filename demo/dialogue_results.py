@@ -37,7 +37,7 @@ class Dialogue:
 
 
 def dialogues_of(run: Run, model: str, iteration: int = 1, *, dataset: str = HELDOUT) -> dict[str, list[Dialogue]]:
-    """Return question key -> scored dialogues of a model about held-out tasks. Raises RunError without scores."""
+    """Return the scored dialogues of a model about held-out tasks, by question key. Raises RunError without scores."""
     scored = run.record(Address(iteration, "scores", model))
     if scored is None:
         raise RunError(f"run {run.run_id} has no scores of {model} in iteration {iteration}")
@@ -50,7 +50,7 @@ def dialogues_of(run: Run, model: str, iteration: int = 1, *, dataset: str = HEL
 
 
 def dialogue_figures(dialogues: Mapping[str, Iterable[Sequence[Dialogue]]]) -> Figures:
-    """Return a table with one row per model; `dialogues` are those of each of its tasks."""
+    """Return a table with one row per model; `dialogues` has the dialogues of each model, grouped by task."""
     rows = tuple(dialogue_row(_LABELS.get(model, model), groups) for model, groups in dialogues.items())
     header = ("held-out tasks", "dialogues", "solved % [95 %]", "tests passed %", "messages")
     note = "Solved: the program passes all hidden tests. Messages: mean number of those that the agent wrote."

@@ -32,7 +32,7 @@ class AnsweredQuestion:
         num_calls: Calls that ran.
         critical_path_s: Seconds of the longest chain of calls that wait for each other, summed over turns; None if the
             log of times is lost.
-        seconds: Wall time of the rollout; None as well.
+        seconds: Wall time of the rollout; None if the log of times is lost.
     """
 
     is_right: bool
@@ -133,7 +133,7 @@ def paired_accuracy(answers: Sequence[Answers]) -> Comparison | None:
 
 
 def change_in_turns(answers: Answers) -> float | None:
-    """Return the change of the mean number of turns by parallel calls, as a share; None without both."""
+    """Return the relative change of the mean number of turns from sequential to parallel calls; None without both."""
     turns = [[one.num_turns for one in answers.get(name, {}).values()] for name in (SEQUENTIAL, PARALLEL)]
     return fmean(turns[1]) / fmean(turns[0]) - 1 if all(turns) else None
 

@@ -77,9 +77,9 @@ def _install_engines(engines: Sequence[str], notify: Notify) -> None:
 
 
 def _timed(notify: Notify, usual_minutes: int, minutes_after: int) -> Notify:
-    """Return `notify` with times appended to messages about a step in progress.
+    """Return `notify` with durations appended to messages about a step in progress.
 
-    These are the time so far, and the usual time left of this installation and the later ones.
+    These are the minutes so far, and the usual minutes left for this installation and the later ones.
     """
     began = time.monotonic()
 

@@ -27,7 +27,7 @@ _MODEL_LABELS = {
 _SHOWN = ("accuracy", "ended", "call_success")
 """Figures of the table of results."""
 _WEIGHTS = ("base", "tuned", "reinforced")
-"""Models that are trained from each other, in this order."""
+"""Models, each trained from the one before it."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class ModelCounts:
 
 
 def counts_by_model(run: Run, models: Iterable[str], iteration: int = 1) -> dict[str, ModelCounts]:
-    """Return model -> its counts in an iteration, for models with scores of their own there."""
+    """Return the counts of each model in an iteration; models without scores of their own there are left out."""
     return {model: ModelCounts.of(rows) for model, rows in _scores(run, models, iteration).items()}
 
 
@@ -87,9 +87,9 @@ def _split(label: str) -> tuple[int, str]:
 
 
 def differences(run: Run, models: Iterable[str], order: Sequence[str] = _WEIGHTS) -> Figures:
-    """Return a table with one row per training: what it changed on the questions asked before and after it.
+    """Return a table with one row per training: the change in right answers to questions asked before and after it.
 
-    `order` are models that are trained from each other.
+    `order`: models, each trained from the one before it.
     """
     names = [model for model in order if model in set(models)]
     answers = [
@@ -139,7 +139,7 @@ def reinforcement_sentence(run: Run) -> str:
 def first_and_last_rewards(rows: Iterable[Mapping[str, Any]]) -> list[tuple[float, float]]:
     """Return the mean rewards of the first and the last group of each question trained on in several steps.
 
-    Unlike means of single steps, these do not depend on which questions a step had. `rows` are those of `rl_rollouts`.
+    Unlike means of single steps, these do not depend on which questions a step had. `rows` are rows of `rl_rollouts`.
     """
     steps: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -151,7 +151,7 @@ def first_and_last_rewards(rows: Iterable[Mapping[str, Any]]) -> list[tuple[floa
 
 
 def _scores(run: Run, models: Iterable[str], iteration: int) -> dict[str, Iterable[dict[str, Any]]]:
-    """Return model -> rows of its scores, for models with scores of their own in an iteration."""
+    """Return the `scores` rows of each model that has scores of its own in an iteration, by model."""
     records = ((model, run.record(Address(iteration, "scores", model))) for model in models)
     return {
         model: run.rows(record.outputs["scores"]).rows()
@@ -170,7 +170,8 @@ def _right_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[floa
 def compared(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> Comparison:
     """Compare right answers to the questions that two models have in common, question by question.
 
-    Each question has a 1 or 0 per answer. With one answer per question, the comparison is by Tango and McNemar.
+    Each question has one value per answer: 1 if it is right, else 0. With one answer per question, the comparison is
+    by Tango and McNemar.
     """
     keys = sorted(first.keys() & second.keys())
     before, after = ({key: fmean(given[key]) for key in keys} for given in (first, second))

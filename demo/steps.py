@@ -40,7 +40,7 @@ STEPS: Mapping[str, DemoStep] = {
     "rollouts@reinforced": DemoStep("the model after reinforcement learning answers them", 111),
     "report": DemoStep("tables and charts", 1),
 }
-"""Steps by stage and model. The times are from one run of 21 minutes on two idle cores without AVX-512."""
+"""Steps by stage and model. The durations are from one run of 21 minutes on two idle cores without AVX-512."""
 GAP_STEPS: Mapping[str, DemoStep] = {
     "rollouts@tutor": DemoStep("the tutor answers comparisons, fact after fact and all facts at once", 10),
     "sft_rows": DemoStep("right, well-formed trajectories become fine-tuning rows, observations masked", 1),
@@ -48,7 +48,7 @@ GAP_STEPS: Mapping[str, DemoStep] = {
     "rollouts@tuned": DemoStep("it answers held-out comparisons, fact after fact and all facts at once, on vLLM", 210),
     "report": DemoStep("tables and charts", 1),
 }
-"""Steps of `treadle demo gap`; the times are estimates from those above, by numbers of tokens."""
+"""Steps of `treadle demo gap`; the durations are estimated from those above, by numbers of tokens."""
 COLBENCH_STEPS: Mapping[str, DemoStep] = {
     "rollouts@tutor": DemoStep(
         "the tutor asks a human, played by rule too, which program is wanted, and writes it", 10
@@ -68,7 +68,7 @@ COLBENCH_STEPS: Mapping[str, DemoStep] = {
     "scores@policy": DemoStep("hidden tests run on its programs", 20),
     "report": DemoStep("tables and charts", 1),
 }
-"""Steps of `treadle demo colbench`; the times are estimates from those above, by numbers of tokens."""
+"""Steps of `treadle demo colbench`; the durations are estimated from those above, by numbers of tokens."""
 EVOLVE_STEPS: Mapping[str, DemoStep] = {
     "exploration": DemoStep("an agent explores the ledger, tasks are written about what it found, and tried out", 15),
     "rollouts@tutor": DemoStep("the tutor works on tasks of the ledger, some of them at the service", 10),
@@ -82,7 +82,7 @@ EVOLVE_STEPS: Mapping[str, DemoStep] = {
     "rollouts@policy": DemoStep("the trained model works on the same held-out tasks", 90),
     "report": DemoStep("tables and charts", 1),
 }
-"""Steps of `treadle demo evolve`; the times are estimates from those above, by numbers of tokens."""
+"""Steps of `treadle demo evolve`; the durations are estimated from those above, by numbers of tokens."""
 FRONTEND_STEPS: Mapping[str, DemoStep] = {
     "rollouts@hasty": DemoStep("an agent, the tutor, writes a page by chance, which Chromium draws", 20),
     "scores@hasty": DemoStep("a network for images compares each page with the wanted one", 40),
@@ -90,7 +90,7 @@ FRONTEND_STEPS: Mapping[str, DemoStep] = {
     "scores@tutor": DemoStep("the network compares these pages", 60),
     "report": DemoStep("tables and charts", 1),
 }
-"""Steps of `treadle demo colbench --frontend`; the times are estimates."""
+"""Steps of `treadle demo colbench --frontend`; the durations are estimates."""
 DEMO_STEPS = {
     "flywheel": STEPS,
     "gap": GAP_STEPS,
@@ -100,7 +100,7 @@ DEMO_STEPS = {
 }
 _OTHER = DemoStep("", 1)
 _PRIOR_S = 60.0
-"""Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""
+"""Weight of the usual times: the machine's speed is estimated as if this many seconds of steps had taken as usual."""
 
 
 class DemoSteps:
@@ -117,11 +117,11 @@ class DemoSteps:
         self._explained = [item.address for item in instances if step_of(item.address, steps).words]
         self._began = 0.0
         self._usual_s = 0.0
-        """Usual time of the current instance; 0 if it does not run."""
+        """Usual seconds of the current instance; 0 if it does not run."""
         self._actual_s = self._expected_s = _PRIOR_S
 
     def begin(self, instance: Instance, run: Run) -> tuple[str, float | None, float | None]:
-        """Note that an instance begins; return its description, its usual seconds, and those of all later ones.
+        """Note that an instance begins; return its description, its expected seconds, and those of all later instances.
 
         The description is empty if there is nothing to show, and the seconds are None if unknown.
         """

@@ -304,7 +304,7 @@ class RecognizedQuestion:
 
     @property
     def expression(self) -> str:
-        """Computation with its numbers filled in."""
+        """Expression of the template, with the question's numbers filled in."""
         return self.template.expression.format(**self.numbers)
 
 

@@ -128,7 +128,7 @@ class MicroBatcher:
             self._seconds_per_query = _OLD_WEIGHT * self._seconds_per_query + (1 - _OLD_WEIGHT) * seconds_per_query
 
     def _take(self) -> list[_QueuedQuery]:
-        """Take waiting queries with the `top_n` of the oldest.
+        """Take waiting queries that ask for the same `top_n` as the oldest one.
 
         An approximate index may rank differently for another `top_n`.
         """

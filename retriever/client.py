@@ -195,7 +195,7 @@ class ServiceClient:
             address.in_flight -= 1
 
     async def _post(self, address: _Service, query: str, top_n: int) -> list[Document]:
-        """Search once; raise Failure."""
+        """Send one search to a service and return its documents; raise Failure."""
         assert self._http is not None
         status, headers, data = await self._http.post(address.search, address.body(query, top_n), address.headers)
         if not 200 <= status < 300:
@@ -206,7 +206,7 @@ class ServiceClient:
         return found
 
     async def _is_alive(self, address: _Service) -> bool:
-        """Return whether a service answers at all: a frozen one accepts requests and does not."""
+        """Return whether a service answers GET /info: a frozen one accepts requests without answering them."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 await self._info(address)

@@ -126,7 +126,7 @@ class IndexSettings(Section):
     def with_digests(self, key: str = "environment.search") -> Self:
         """Return these settings with the digests of the corpus files, after checking the files' first rows.
 
-        `key` is that of the search tool's table. Raises ConfigError, which names it, or DataError.
+        `key` is the configuration key of the search tool's table. Raises ConfigError, which names it, or DataError.
         """
         if not self.corpus and self.index_folder is not None:
             manifest = read_manifest(self.index_folder) or {}

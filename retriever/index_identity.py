@@ -1,4 +1,4 @@
-"""List all that determines an index's answers."""
+"""Collect everything that determines an index's answers: its identity."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SET_HERE = ("path", "dataset", "split", "split_field", "limit", "environment", 
 """Keys of a source that other options or the run set."""
 _KEYS = tuple(name for name in SourceSettings.model_fields if name not in _SET_HERE)
 ENVIRONMENTS: Mapping[str, str] = {"bfcl-multi-turn": "bfcl"}
-"""Benchmarks whose tasks an environment provides: name -> type of the environment, which has the benchmark's name."""
+"""Benchmarks whose tasks an environment provides: name of both -> type of the environment."""
 
 
 def benchmark_name(text: str) -> str:
@@ -56,7 +56,10 @@ def benchmark_source(text: str, data_root: Path | None, questions: QuestionsSett
 
 
 def environment_source(text: str, max_rows: int | None) -> dict[str, Any] | None:
-    """Return the source of a benchmark in `ENVIRONMENTS`; None for others. Raises ConfigError if it has more keys."""
+    """Return the source of a benchmark in `ENVIRONMENTS`; None for others.
+
+    Raises ConfigError if the text is not the name alone.
+    """
     name = benchmark_name(text)
     if name not in ENVIRONMENTS:
         return None
@@ -70,7 +73,7 @@ def environment_source(text: str, max_rows: int | None) -> dict[str, Any] | None
 
 
 def benchmark_notes(questions: QuestionsSettings) -> Iterator[str]:
-    """Yield a line for each source that no benchmark describes: how it is read, and what else its name may mean."""
+    """Yield a line per source that is no known benchmark: how its answers are compared, and a similar known name."""
     for source in questions.sources:
         if source.is_environment:
             continue

@@ -95,7 +95,7 @@ def instance(config: TreadleConfig, address: Address) -> Instance:
 
 
 def _derived(entry: StageEntry, plan: Plan, address: Address) -> tuple[Section, Inputs]:
-    """Return settings and inputs of an instance; raise ConfigError if a stage of another package fails to say them."""
+    """Return settings and inputs of an instance; raise ConfigError if the code of another package's stage fails."""
     if entry.name in SHIPPED:
         return entry.settings(plan, address), entry.inputs(plan, address)
     try:
@@ -131,7 +131,7 @@ def _check_qualifier(config: TreadleConfig, address: Address, entry: StageEntry)
     if by_phase and not by_model:
         raise ConfigError(f"{address} names no phase of the curriculum; write it as {stem}@{phase_name(1)}")
     named = [step.qualifier for step in config.flow.recipe.steps if address.stage in step.stages]
-    # A model is a qualifier of its own: a recipe may name one, next to steps for each model.
+    # Stages with a model as qualifier take any model: a recipe may name one, next to steps for each model.
     if any(named) and not by_model and (address.qualifier or "") not in named:
         known = (f"{stem}@{name}" if name else stem for name in named)
         raise ConfigError(f"{address}: the recipe has {', '.join(known)}")

@@ -97,7 +97,7 @@ class TreadleConfig(FlowTables, RlTables, DataTables, MixedSettings, _Tables):
                 )
 
     def _check_environments(self) -> None:
-        """Raise ValueError for a name that cannot be one, and for a source that names another environment."""
+        """Raise ValueError for an invalid environment name, and for a source whose environment is not configured."""
         for name in self.environments:
             if name == DEFAULT_ENVIRONMENT:
                 raise ValueError(f"environments.{name}: this name is reserved for [environment]; write it there")

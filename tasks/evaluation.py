@@ -36,7 +36,7 @@ DEFAULTS: Mapping[str, Any] = {
     "questions": {"max_error_rate": 0.0, "near_duplicate_threshold": 1.0},
     "rollouts": {"sampling": {"temperature": 0.6, "top_p": 0.95}},
 }
-"""Defaults of an evaluation that differ from those of a run."""
+"""Defaults of an evaluation that differ from the defaults of a run."""
 _STAGES = ("rollouts", "scores", "report")
 _RUN_ID_CHARS = 100
 _JUDGE = "judge"
@@ -254,7 +254,7 @@ def _model_keys(options: EvalOptions) -> dict[str, Any]:
 
 
 def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions) -> None:
-    """Put the benchmark sources into `tree`, replacing those of the files."""
+    """Put the benchmark sources into `tree`, replacing sources from the configuration files."""
     questions = tree.setdefault("questions", {})
     if options.benchmarks:
         most = options.max_questions or MAX_QUESTIONS
@@ -380,7 +380,7 @@ def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
 
 
 def _judged_domains(tree: Mapping[str, Any]) -> list[str]:
-    """Return the domains to judge if the default, mathematics, is not among those of the benchmarks; else nothing."""
+    """Return the benchmarks' domains to judge if mathematics, the default, is not among them; else an empty list."""
     if tree.get("scores", {}).get("judges", {}).get("domains"):
         return []
     questions = validate(QuestionsSettings, tree["questions"], where="questions")

@@ -44,7 +44,7 @@ def run_instances(
     is_part: bool = False,
     notify: Notify = quiet,
 ) -> Iterator[Iterator[ScheduledInstance]]:
-    """Yield the instances of a flow one at a time; use each one up before taking the next.
+    """Yield an iterator over the instances of a flow; the caller runs each instance before taking the next.
 
     Model servers that one instance started stay up for the next ones and are stopped at the end of the block. `force`
     runs everything again except imported results, and continues where an interrupted forced run stopped. `is_part`: the

@@ -86,7 +86,7 @@ class Helper:
     Attributes:
         root: The root, as a folder or URL.
         run_id: Name of the run.
-        address: The only instance to help with; None for all of the run's flow.
+        address: The only instance to help with; None for all instances of the run's flow.
         overrides: `KEY=VALUE` of operational keys of this process.
         show: Shows the progress of an instance.
         notify: Receives messages about waiting and servers.
@@ -113,7 +113,7 @@ class Helper:
                     raise
 
     def help_until_done(self) -> None:
-        """Help until everything that is sharded has a result, waiting for the run and its instances to start.
+        """Help until all sharded instances have a result, waiting for the run and its instances to start.
 
         Raises what a stage raises, and RunError if the configuration does not match the run's.
         """

@@ -32,5 +32,5 @@ def demo_figures(run: Run, config: TreadleConfig, name: str) -> list[Figures]:
         return [dialogue_figures(dialogues), differences(run, models, order=models)]
     if isinstance(DEMOS[name].world, PagesWorld):
         dialogues = {model: dialogues_of(run, model, dataset=HELDOUT).values() for model in models}
-        return [page_figures(dialogues)]  # nothing was trained, so there are no differences to tell
+        return [page_figures(dialogues)]  # nothing was trained, so there are no differences to show
     return [outcome(run, models), differences(run, models)]

@@ -1,4 +1,4 @@
-"""Print what the demo made."""
+"""Print the results of a demo."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def figures_view(figures: Sequence[Figures]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """Table fitted to the terminal's width: a narrow one leaves out columns without counts."""
+    """Table fitted to the terminal's width: in a narrow terminal, columns without counts are left out."""
 
     figures: Figures
 

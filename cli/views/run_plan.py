@@ -38,7 +38,8 @@ def print_plan(
 ) -> None:
     """Print what a run would do: each instance and why, its estimated usage, and keys that are set or changed.
 
-    `part`: the instances that would run, if not all; `by_name`: see `plan`; `allow_changes`: it takes changed keys.
+    `part`: the instances that would run, if not all; `by_name`: see `plan`; `allow_changes`: the run would accept
+    changed keys.
     """
     made = part.instances if part is not None else None
     steps = plan(instances, root, run_id, part=made, force=force, by_name=by_name)

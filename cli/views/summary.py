@@ -33,7 +33,7 @@ def result_text(record: StageRecord) -> str:
 def print_end(run: Run, records: Sequence[StageRecord], as_json: bool) -> None:
     """Print summaries of stages, the scores, and the folders of the data.
 
-    As JSON, print the records; that of the report includes its scores.
+    As JSON, print the records; the report's record includes its scores.
     """
     if as_json:
         click.echo(sanitized_json([_with_summary(run, record) for record in records]))
@@ -65,7 +65,7 @@ def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
 
 
 def _print_summary(run: Run, record: StageRecord, told: Collection[str]) -> None:
-    """Print the figures of a report, and what looks wrong with compared instances that are not `told` of before."""
+    """Print the figures of a report, and the problems of compared instances whose addresses are not in `told`."""
     from treadle.report.problems import compared_diagnoses
     from treadle.report.terminal import comparison_table, judges_table, summary_table
     from treadle.report.terminal_table import terminal_table

@@ -83,7 +83,7 @@ def _edit(found: FoundRollout) -> list[Panel]:
 
 
 def _body(found: FoundRollout) -> Text:
-    """Render the segments, under the name of who speaks if it is a dialogue, without what the chat template wrote."""
+    """Render the segments without those of the chat template; in a dialogue, under the names of the speakers."""
     row, body = found.rollout, Text()
     calls, kinds = calls_by_place(found.segments, found.tool_calls), call_kinds(found.segments, found.tool_calls)
     heads = turn_heads(found.segments, row.get("samples") or (), row.get("turn_rewards") or (), row["num_turns"])

@@ -185,7 +185,7 @@ class _Values:
 
     @cached_property
     def difference(self) -> sympy.Expr:
-        """Difference of both sides; sympy may take seconds for that of large numbers."""
+        """Difference of both sides; for large numbers, sympy may take seconds to compute it."""
         return self.sides[0] - self.sides[1]
 
     @cached_property
@@ -247,15 +247,15 @@ class _Values:
         if values[0] in _INFINITE or values[1] in _INFINITE:
             return bool(values[0] == values[1])
         same = self._same_value(values, at, is_deep=is_deep)
-        # Digits do not decide between numbers that have more of them.
+        # Equal leading digits do not prove that numbers with more digits are equal.
         return None if same and is_too_large and not point and not self.is_decimal else same
 
     def assigned(self, point: dict[str, sympy.Expr]) -> Point:
-        """Return the values by symbol; the sides may have symbols of one name and different assumptions."""
+        """Return a point's values by symbol; the sides may have symbols of one name with different assumptions."""
         return {symbol: point[symbol.name] for side in self.sides for symbol in side.free_symbols}
 
     def values(self, at: Point, digits: int = MAX_DIGITS) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """Return both values; None if one of them is undefined there, or not real."""
+        """Return the values of both sides at a point; None if one of them is undefined or not real."""
         found = []
         for side in self.sides:
             value = _value(side, at, digits)
@@ -271,7 +271,7 @@ class _Values:
 
     def _same_value(self, values: tuple[sympy.Expr, sympy.Expr], at: Point, *, is_deep: bool) -> bool | None:
         if self.difference.has(*_SLOW):
-            # Their digits are too dear for more than one look.
+            # Integrals and the like take too long to be evaluated to more digits.
             return None if _are_noise(values) else _is_close(*values, EXACT_TOLERANCE)
         if self.is_decimal and _is_close(*values, DECIMAL_TOLERANCE):
             return True
@@ -286,7 +286,7 @@ class _Values:
         if not _vanishes(self.difference, at, num_digits):
             return False
         deeper = self.values(at, num_digits)
-        # A difference that vanishes only counts between values that exist: a hidden division by zero leaves noise.
+        # A difference of zero counts only if both values exist: a hidden division by zero leaves noise.
         return deeper is not None and (_is_close(*deeper, EXACT_TOLERANCE) or _are_noise(deeper))
 
 
@@ -305,7 +305,7 @@ def _is_close(left: sympy.Expr, right: sympy.Expr, tolerance: sympy.Float) -> bo
 
 
 def _vanishes(difference: sympy.Expr, at: Point, digits: int) -> bool:
-    """Return whether a difference is zero, as far as evaluation to so many digits tells."""
+    """Return whether a difference is zero when it is evaluated to this many digits."""
     try:
         value = difference.evalf(15, subs=at or None, maxn=digits, strict=True)
     except PrecisionExhausted:
@@ -323,7 +323,7 @@ def _has_log_of_abs(expression: sympy.Expr) -> bool:
 
 
 def _is_elementary(expression: sympy.Expr) -> bool:
-    """Return whether thousands of digits are cheap: sums, products, powers and elementary functions."""
+    """Return whether thousands of digits are computed quickly: for sums, products, powers, elementary functions."""
     return all(
         isinstance(part, sympy.Add | sympy.Mul | sympy.Pow | sympy.Symbol | sympy.Number | sympy.NumberSymbol)
         or part is sympy.I
@@ -337,7 +337,7 @@ _INFINITE = (sympy.oo, -sympy.oo)
 
 
 def _value(expression: sympy.Expr, at: Point, max_digits: int = MAX_DIGITS) -> sympy.Expr | None:
-    """Return a number of DIGITS digits, or an infinity; None if the value is neither."""
+    """Return the value at a point as a number of DIGITS digits or an infinity; None if it is neither."""
     if expression in _INFINITE:
         return expression
     value = expression.evalf(DIGITS, subs=at or None, maxn=max_digits)
@@ -412,9 +412,9 @@ def _same_relation(left: Relational, right: Relational, chance: random.Random) -
 
 
 def _fixed_ratio(left: sympy.Expr, right: sympy.Expr, chance: random.Random) -> int | None:
-    """Return the sign of the ratio of two expressions if the ratio is the same everywhere; 0 if it is so only nearly.
+    """Return the sign of the ratio of two expressions if the ratio is constant; 0 if it is so only approximately.
 
-    Return None for other expressions, whose equations may have the same solutions all the same.
+    Returns None if the ratio is not constant; the equations may have the same solutions nevertheless.
 
     The ratio at one point is compared with that at others crosswise: `l(p) r(q) = l(q) r(p)`.
     """

@@ -15,7 +15,7 @@ Expected = Literal["any", "set"]
 must be found."""
 
 SEPARATOR = "|"
-"""Between the answers of a prediction that gives several."""
+"""Separator between the answers of a prediction that gives several."""
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
@@ -30,7 +30,7 @@ def normalize_exact(text: str) -> str:
 
 
 def is_exact_match(prediction: str, answers: Iterable[str], expected: Expected = "any") -> bool:
-    """Return whether a prediction is right: all of its parts are gold answers; with `set`, they are all of these.
+    """Return whether a prediction is right: each part is a gold answer; with `set`, each gold answer is also a part.
 
     Parts are separated by `|`; empty ones do not count, and a prediction without any is wrong. With `set`, a gold
     answer that has the separator is several items.

@@ -22,7 +22,7 @@ class BadGroundTruth(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GroundTruth:
-    """What is right, decoded.
+    """A decoded ground truth.
 
     Attributes:
         answers: Accepted answers, as the row has them; empty if tests decide.
@@ -36,12 +36,12 @@ class GroundTruth:
 
     @property
     def question_id(self) -> str:
-        """Id by which the tests of a program are stored apart; empty without one."""
+        """Id of tests that are stored outside the row; empty if the tests have none."""
         return str((self.tests or {}).get(_ID) or "")
 
 
 def decode(value: Any) -> GroundTruth:
-    """Return what a ground truth says is right.
+    """Decode a ground truth.
 
     Forms: `{target: [answers], question}`; tests of a program, `{stdin, expected_output, question_id}`, `{functional,
     question_id}`, `{inputs, outputs, fn_name}` or `{import_prefix, test_code, entry_point}`; a list of answers; each of
@@ -57,7 +57,7 @@ def decode(value: Any) -> GroundTruth:
 
 
 def encode(truth: GroundTruth) -> str:
-    """Return a ground truth as JSON text with sorted keys: an object, which no answer can be taken for."""
+    """Return a ground truth as JSON text with sorted keys: an object, so that it is not mistaken for an answer."""
     if truth.tests is not None:
         return json.dumps(truth.tests, ensure_ascii=False, sort_keys=True)
     found = {"question": truth.question, "target": list(truth.answers)}

@@ -15,12 +15,15 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def legacy_words(text: str) -> str:
-    """Return the normal form of an answer in words: lower case, without articles, white space collapsed."""
+    """Return an answer in lower case, without articles, with white space collapsed."""
     return " ".join(_ARTICLES.sub(" ", text.lower()).split())
 
 
 def legacy_match_text(prediction: str, references: Iterable[str]) -> TextMatch:
-    """Compare answers in words; return the best value of each metric separately."""
+    """Compare the prediction with each reference; return the best value of each metric over all references.
+
+    Texts are normalized by `legacy_words`.
+    """
     predicted = legacy_words(prediction)
     matches = [_match(predicted, legacy_words(reference)) for reference in references]
     return TextMatch(
@@ -31,7 +34,7 @@ def legacy_match_text(prediction: str, references: Iterable[str]) -> TextMatch:
 
 
 def legacy_match_math(prediction: str, reference: str) -> TextMatch:
-    """Compare answers to a mathematical question; articles are kept."""
+    """Compare an answer to a mathematical question with the reference, after `normalize_math`, which keeps articles."""
     return _match(normalize_math(prediction), normalize_math(reference))
 
 

@@ -74,7 +74,7 @@ class SymbolicVerdict:
     """Result of the symbolic layer. If it could not decide, `equal` is False and `cause` is set.
 
     Causes: `time`, `memory`, `depth`, `crash` (a limit was reached), `unread` (the parser does not understand an
-    answer), `error: …` (the algebra failed; the kind of the exception).
+    answer), `error: …` (the algebra failed with this kind of exception).
     """
 
     equal: bool
@@ -215,7 +215,7 @@ class _Comparison:
     def _compare_labelled(
         self, one: tuple[str, str], other: tuple[str, str], left: str, right: str, depth: int
     ) -> MathVerdict:
-        """Compare answers with labels: `x = 5` is `5` and not `y = 5`; equations of several unknowns need algebra."""
+        """Compare answers with labels: `x = 5` equals `5`, not `y = 5`; equations of several unknowns need algebra."""
         if one[0] and other[0] and one[0] != other[0]:
             if any(letter.isalpha() for letter in one[1] + other[1]):
                 return self._compare_symbolically(left, right)
@@ -254,7 +254,7 @@ class _Comparison:
         return MathVerdict(False, "math_structure")
 
     def _compare_named(self, left: ElementGroup, right: ElementGroup, depth: int) -> MathVerdict:
-        """Compare named values: `x = 1, y = 2` is `y = 2, x = 1` and `(1, 2)`; `x_1 = 1, x_2 = 2` is `2, 1` too."""
+        """Compare named values: `x = 1, y = 2` equals `y = 2, x = 1` and `(1, 2)`; `x_1 = 1, x_2 = 2` also `2, 1`."""
         if left.kind == right.kind:
             if set(left.labels) != set(right.labels):
                 return MathVerdict(False, "math_structure")

@@ -29,7 +29,7 @@ class Unit:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the unit consists of endings alone, as in `8 left`."""
+        """True if the unit consists of endings alone, as in `8 left`."""
         return self.dimensions is None and not self.words and bool(self.endings)
 
 
@@ -218,7 +218,7 @@ def _multiplied(match: re.Match[str]) -> str:
 
 
 def units_match(left: Unit, right: Unit) -> bool:
-    """Return whether two units measure the same: equal dimensions, or unknown words, all of one among the other's."""
+    """Return whether two units measure the same: equal dimensions, or one's unknown words are all among the other's."""
     if not (left.endings <= right.endings or right.endings <= left.endings):
         return False
     if left.is_empty or right.is_empty:

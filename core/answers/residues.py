@@ -31,7 +31,7 @@ Point = Mapping[sympy.Symbol, sympy.Expr]
 
 
 class _Unknown(Exception):
-    """A value whose remainder is not known: no rational number by arithmetic alone, or a division by zero."""
+    """A value whose remainder is unknown: it is not computed by rational arithmetic alone, or divides by zero."""
 
 
 def same_remainders(left: sympy.Basic, right: sympy.Basic, at: Point) -> bool | None:
@@ -62,7 +62,7 @@ def _product(expression: sympy.Basic, modulus: int, at: Point) -> int:
 
 
 def _raised(expression: sympy.Basic, modulus: int, at: Point) -> int:
-    """Return a power's remainder. An exponent too large to compute is known modulo Euler's phi of the modulus."""
+    """Return a power's remainder. For an exponent too large to compute, its remainder modulo Euler's phi is enough."""
     base, exponent = expression.args
     rest = _residue(base, modulus, at)
     try:
@@ -126,14 +126,14 @@ def _integer(expression: sympy.Basic, at: Point) -> int:
 
 
 def _is_integer(expression: sympy.Basic) -> bool:
-    """Return whether a value is an integer for sure."""
+    """Return whether a value is certainly an integer."""
     if isinstance(expression, sympy.Add | sympy.Mul):
         return all(_is_integer(part) for part in expression.args)
     return isinstance(expression, sympy.Integer) or _is_large(expression)
 
 
 def _is_large(expression: sympy.Basic) -> bool:
-    """Return whether a value is an integer, positive and no smaller than any part of it, for sure."""
+    """Return whether a value is certainly a positive integer that is no smaller than any of its subexpressions."""
     if isinstance(expression, sympy.Integer):
         return bool(expression >= 2)
     if isinstance(expression, sympy.Add):

@@ -45,7 +45,8 @@ def score_math(
 ) -> Score:
     """Score an answer by mathematical equality; with choices, the choice rule decides.
 
-    `checker` adds the symbolic layer; without it, pairs that need it are unequal by `math_rules`.
+    `checker` adds the symbolic layer; without it, answers that only that layer could compare are unequal, and the
+    scorer is `math_rules`.
     """
     if choices or not prediction.strip():
         return score_choice(prediction, answers, choices)

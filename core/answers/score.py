@@ -11,15 +11,15 @@ DEFAULT_F1_THRESHOLD = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Verdict on a rollout. `score` and `correct` are None if and only if there is none (`error`).
+    """Verdict on a rollout. `score` and `correct` are None if and only if the answer was not decided (see `error`).
 
     Attributes:
         score: P of the metrics (`docs/behaviour/metrics.md`): 1 or 0 for math and choice, F1 for qa.
-        correct: Whether it is right.
+        correct: Whether the answer is right.
         scorer: Rule that decided; filled in for scorers of users.
         error: Why there is no verdict.
         parts: Further figures by name, as the scorer declares them.
-        detail: JSON with what decided, such as the outcome of each test; empty for none.
+        detail: JSON with the facts that decided, such as the outcome of each test; empty if there are none.
     """
 
     score: float | None

@@ -84,8 +84,8 @@ class SymbolicChecker:
     def _check(self, prediction: str, gold: str) -> SymbolicVerdict:
         """Compare two expressions, in a fresh worker if the first one fails because of earlier requests.
 
-        A crash or lack of memory is final only if it was the worker's first request; a kill from outside never is, and
-        three of them are an error. Running out of CPU time is final at once.
+        A crash or lack of memory is repeated in a fresh worker unless it was the worker's first request. A kill from
+        outside is always repeated; three kills raise EngineError. Running out of CPU time is never repeated.
         """
         num_kills, needs_fresh = 0, False
         while num_kills < 3:

@@ -169,7 +169,7 @@ def collapse(text: str) -> str:
 
 
 def match_text(prediction: str, references: Iterable[str], tokens: Tokens = words) -> TextMatch:
-    """Compare with each reference; return the best value of each metric separately."""
+    """Compare the prediction with each reference; return the best value of each metric over all references."""
     predicted = tokens(prediction)
     matches = [_match_tokens(predicted, tokens(reference)) for reference in references]
     return TextMatch(

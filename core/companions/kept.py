@@ -28,13 +28,13 @@ from treadle.core.errors import ConfigError, EngineError, closest
 FORMAT = 1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _EXTRA_S = 10.0
-"""Time that a supervisor may take to kill what is left after the grace period."""
+"""Seconds that a supervisor may take to kill remaining processes after the grace period."""
 
 State = Literal["ready", "not ready", "ended"]
 
 
 class ProcessIdentity(BaseModel):
-    """A process of this machine, which no later process with its number equals."""
+    """Identity of a process of this machine; a later process with the same number has another one."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -92,19 +92,19 @@ class KeptCompanion(BaseModel):
     """UTC, ISO 8601."""
 
     def is_alive(self) -> bool:
-        """Return whether it runs."""
+        """Return whether the companion runs."""
         return self.supervisor.is_alive()
 
     def state(self) -> State:
-        """Return whether it runs and is ready."""
+        """Return whether the companion runs, and if so, whether it is ready."""
         if not self.is_alive():
             return "ended"
         return "ready" if Readiness(self.settings, Path(self.log)).is_ready() else "not ready"
 
     def stop(self) -> None:
-        """End its processes; raise EngineError if one stays."""
+        """End the companion's processes; raise EngineError if one does not end."""
         grace_s = self.settings.stop_timeout_s + _EXTRA_S
-        # A supervisor that is killed takes the program with it.
+        # The program ends with its supervisor, even if that is killed.
         if not self.supervisor.end(signal.SIGTERM, grace_s) and not self.supervisor.end(signal.SIGKILL, _EXTRA_S):
             raise EngineError(f"{self.settings.title} (process {self.supervisor.pid}) cannot be killed")
         if self.program is not None and self.program.is_alive():
@@ -134,7 +134,7 @@ def kept_companion(name: str) -> KeptCompanion | None:
 def named_companions(names: tuple[str, ...]) -> list[KeptCompanion]:
     """Return the recorded companions with these names, or all.
 
-    Raises ConfigError for an unknown name, EngineError for an unreadable record among those that are meant.
+    Raises ConfigError for an unknown name, EngineError for an unreadable record among the selected ones.
     """
     found, unreadable = kept_companions()
     if not names and unreadable:
@@ -222,7 +222,7 @@ def not_ready(kept: KeptCompanion) -> EngineError:
 
 
 def _start(settings: CompanionSettings, notify: Notify) -> KeptCompanion:
-    """Start and record it; a start that fails leaves no record."""
+    """Start a companion and record it; a start that fails leaves no record."""
     path = _path(settings.name)
     made: list[KeptCompanion] = []
 

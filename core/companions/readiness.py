@@ -79,5 +79,5 @@ class Readiness:
         return not self._missing
 
     def why(self) -> str:
-        """Return what was missing when it was last asked."""
+        """Return what was missing at the last check of `is_ready`."""
         return self._missing

@@ -48,13 +48,13 @@ def running_companions(wanted: Sequence[CompanionSettings], notify: Notify) -> I
 
 
 class _Used:
-    """A companion that others run."""
+    """A companion that another process started."""
 
     def __init__(self, title: str, is_there: Callable[[], bool]) -> None:
         self.title, self._is_there, self._num_missed = title, is_there, 0
 
     def is_gone(self) -> bool:
-        """Return whether it was missed several times in a row; a busy one may be late once."""
+        """Return whether `_MISSES` checks in a row failed; a busy companion may answer late once."""
         self._num_missed = 0 if self._is_there() else self._num_missed + 1
         return self._num_missed >= _MISSES
 
@@ -102,7 +102,7 @@ class _Companions:
                 raise failed(child, f"ended with code {child.poll()} before the others were ready", self._notify)
 
     def watch(self) -> None:
-        """Report companions that end, from a thread of its own."""
+        """Report companions that end, in a separate thread."""
         if self._children or self._used:
             # A flow's log needs the context of the flow run.
             context = contextvars.copy_context()
@@ -123,7 +123,7 @@ class _Companions:
                 )
 
     def stop(self) -> None:
-        """Stop what was started here, the last one first."""
+        """Stop the companions that this block started, the last one first."""
         self._ended.set()
         if self._watcher is not None:
             self._watcher.join()

@@ -91,7 +91,7 @@ class CompanionSettings(Section):
 
     @property
     def title(self) -> str:
-        """Name in messages."""
+        """Name of the companion in messages."""
         return f"companion {self.name}"
 
 

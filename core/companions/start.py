@@ -50,7 +50,7 @@ def start_ready(
     try:
         started(child)
         if kept:
-            # Not before: a process of which there is no record would never be stopped.
+            # Only after `started` has recorded it: a process without a record would never be stopped.
             child.keep()
         notify(f"starting {settings.title}; log: {log}")
         readiness = Readiness(settings, log)
@@ -71,7 +71,7 @@ def start_ready(
 
 
 def check_startable(settings: CompanionSettings) -> tuple[Path, dict[str, str]]:
-    """Return the folder and the environment of a companion; raise ConfigError if one of them is not there."""
+    """Return folder and environment of a companion; raise ConfigError if the folder or a variable is missing."""
     folder = (settings.folder or Path()).absolute()
     if not folder.is_dir():
         raise ConfigError(f"{settings.title}: its folder {folder} does not exist")
@@ -86,7 +86,7 @@ def environment_of(settings: CompanionSettings, environ: Mapping[str, str]) -> d
         if not separator and name not in environ:
             raise ConfigError(f"{settings.title} needs the environment variable {name}, which is not set")
         given[name] = value if separator else environ[name]
-    # Its log would otherwise be buffered, and a text of readiness in it late.
+    # Otherwise Python programs buffer their log, and `ready_text` appears in it late.
     return {"PYTHONUNBUFFERED": "1", **given}
 
 

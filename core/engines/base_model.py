@@ -14,9 +14,9 @@ from treadle.core.runs.stage import Rows
 from treadle.core.tables import MODEL_FOLDER
 
 _SMALL_FILE_BYTES = 1 << 20
-"""Files up to this size are hashed completely, larger ones by this much at either end."""
+"""Files of up to this many bytes are hashed completely, of larger ones this many bytes at either end."""
 _LONGEST_WINDOW = 1 << 24
-"""Tokenizers without a limit name numbers such as 10**30."""
+"""Larger numbers mean no limit: tokenizers without one give numbers such as 10**30."""
 
 
 def base_model(model: str, checkpoints: tuple[Rows, ...], notify: Notify = quiet, *, key: str) -> Path | str:
@@ -52,7 +52,7 @@ def folder_digest(model: str) -> str:
 
 
 def context_window(folder: Path) -> int | None:
-    """Return the most tokens that the model of a folder reads, as far as its files say; None if they do not."""
+    """Return the context length in tokens of the model in a folder, from its files; None if they do not give it."""
     found = []
     for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
         try:

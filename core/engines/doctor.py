@@ -34,7 +34,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check. `fail` keeps something from working, `warn` may."""
+    """Result of one check. `fail`: something does not work; `warn`: something may not work."""
 
     name: str
     status: Status

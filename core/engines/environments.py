@@ -79,7 +79,7 @@ def lock_fact(engine: str, variant: str, name: str) -> str:
 
 
 def pins(lock: str) -> tuple[list[str], list[str]]:
-    """Return the lines of a lock that have digests, and those of `WITHOUT_DIGESTS`: pip takes no mixture."""
+    """Return the lines of a lock with digests, and those of `WITHOUT_DIGESTS`: pip does not accept both in one file."""
     lines = [line for line in lock.splitlines() if line and not line.startswith("#")]
     with_digests = [line for line in lines if " --hash=sha256:" in line]
     return with_digests, [line for line in lines if line not in with_digests]
@@ -88,7 +88,7 @@ def pins(lock: str) -> tuple[list[str], list[str]]:
 def environment_path(engine: str, variant: str = "auto") -> Path:
     """Return the path of the environment, whether it is installed or not."""
     variant = choose_variant(engine, variant)
-    # Digests are left out: with more of them the same packages are installed.
+    # Digests do not count: adding some to a lock does not change which packages are installed.
     versions = sorted(line.split(" ")[0] for line in itertools.chain(*pins(lock_text(engine, variant))))
     key = "\n".join([*versions, f"python {ENGINE_PYTHON}"])
     return cache_root() / "envs" / f"{engine}-{variant}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"

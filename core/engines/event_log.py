@@ -101,7 +101,7 @@ class EventLog(Generic[T_Step]):
                 yield load_json(line)
 
     def _record(self, event: Any) -> None:
-        """Check the facts of an event, then record it; raise InvalidEvent."""
+        """Check the fields of an event, then record it; raise InvalidEvent."""
         try:
             self._take_checked(event)
         except InvalidEvent:

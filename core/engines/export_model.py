@@ -58,7 +58,7 @@ def write_model(
 ) -> None:
     """Write the trained model to `folder` in Hugging Face format; it appears as a whole or not at all.
 
-    The number type is the base's, or fp32 with `in_32_bits`: a small step of training is less than what 16 bits round.
+    The number type is the base's, or fp32 with `in_32_bits`: rounding to 16 bits would undo a small training step.
 
     `state` holds the trained weights, or adapters to merge into those of `base`, a folder or a hub id. Training takes
     token ids and adds none, so tokenizer, chat template and generation defaults are copied from the base: transformers

@@ -64,7 +64,7 @@ class GpuClaims:
 
 
 def occupied_gpus(gpus: Collection[str]) -> list[OccupiedGpu]:
-    """Return those of these GPUs that a process holds now."""
+    """Return which of these GPUs a process holds now."""
     holders = ((gpu, live_holder(path)) for gpu, path in claim_paths(gpus).items())
     return [OccupiedGpu(gpu, holder) for gpu, holder in holders if holder is not None]
 

@@ -34,7 +34,7 @@ def own_code() -> Path:
 
 
 def _files() -> dict[str, Path]:
-    """Return path inside the copy -> file, for every module and data file of every `treadle` package."""
+    """Return every module and data file of every `treadle` package, by its path inside the copy."""
     return {
         f"treadle/{package}/{path.relative_to(folder).as_posix()}": path
         for package, folder in _packages().items()

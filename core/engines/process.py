@@ -32,7 +32,7 @@ class Child:
 
     def __init__(self, name: str, pid: int, log_path: Path, supervisor: subprocess.Popen[bytes], grace_s: float):
         self.name = name
-        """Name in messages."""
+        """Name of the child in messages."""
         self.pid = pid
         """Process id of the engine itself; also the id of its process group."""
         self.log_path = log_path
@@ -43,11 +43,11 @@ class Child:
         self._grace_s = grace_s
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs; 128 + n if signal n ended it."""
+        """Return the child's exit code, or None while it runs; 128 + n if signal n ended it."""
         return self._supervisor.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for its end; return the exit code, or None if `timeout_s` passes first."""
+        """Wait until the child ends; return its exit code, or None if `timeout_s` passes first."""
         try:
             return self._supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -84,7 +84,7 @@ class Child:
                 notify(f"  {self.name} is still starting after {now - started:.0f} s")
 
     def keep(self) -> None:
-        """Let it outlive this process; call it once there is a record by which it can be found."""
+        """Let the child outlive this process; call it only once a record exists by which the child can be stopped."""
         pipe = self._supervisor.stdin
         if pipe is not None:
             self._supervisor.stdin = None
@@ -92,7 +92,7 @@ class Child:
                 pipe.write(b"k")
 
     def stop(self) -> int:
-        """Stop it and all its descendants: SIGTERM, then SIGKILL after the grace period; return the exit code."""
+        """Stop the child and its descendants: SIGTERM, then SIGKILL after the grace period; return the exit code."""
         if self._supervisor.stdin is None:
             self._supervisor.terminate()
         elif not self._supervisor.stdin.closed:

@@ -117,7 +117,7 @@ def _watch(child: int, parent: int, wake: int, stopping: list[int]) -> tuple[int
         status = _reap(child)
         if status is not None:
             return status, parent
-        # Before the parent's end is looked at: it may have let the engine go and ended since.
+        # Read the pipe before checking the parent: it may have released the engine and ended since.
         if parent and select.select([0], [], [], 0)[0]:
             if not os.read(0, 4096):
                 return None, parent

@@ -53,7 +53,7 @@ class TrainingEngine(Entry):
         return [str(self.python(variant)), "-m", self.module, command, str(job)]
 
     def environ(self, command: str, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables of a process, from those of every training."""
+        """Return the environment variables of a process; `environ` has those that every training gets."""
         return dict(environ)
 
     def check(self, job: Mapping[str, Any], events: EventFile) -> None:
@@ -70,7 +70,7 @@ class TrainingEngine(Entry):
 
     @property
     def title(self) -> str:
-        """Name in messages."""
+        """Name of the engine in messages."""
         return self.type
 
     def label(self, versions: Mapping[str, str], variant: str) -> str:

@@ -64,12 +64,12 @@ class StepProgress(Generic[T_Step]):
         self._progress.start(num_steps, resumed_step, "steps")
 
     def step(self, step: T_Step) -> None:
-        """Report one step."""
+        """Report one training step to the stage's progress."""
         self._progress.advance(step.step - self._done, **self.facts(step))
         self._done = step.step
 
     def facts(self, step: T_Step) -> Mapping[str, str | float]:
-        """Return what is shown next to the progress bar after a step."""
+        """Return the names and values that are shown next to the progress bar after a step."""
         return {}
 
 
@@ -145,7 +145,7 @@ class TrainingRun(ABC, Generic[T_Step]):
 
     @abstractmethod
     def _job(self, command: str) -> dict[str, Any]:
-        """Return what the engine needs for a command, in addition to `output`, `events` and `resume`."""
+        """Return the entries of a command's job in addition to `output`, `events` and `resume`."""
 
     @abstractmethod
     def _advice(self, command: str) -> Advice:
@@ -238,7 +238,7 @@ class TrainingRun(ABC, Generic[T_Step]):
             self.listener.step(self.events.steps[-1])
 
     def _on_poll(self) -> None:
-        """Do what is due several times a second while a process runs."""
+        """Do periodic work; called several times a second while a process runs."""
 
     def _on_begin(self, begin: Mapping[str, Any]) -> None:
         """Report that training starts or resumes."""

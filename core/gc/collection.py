@@ -34,7 +34,7 @@ class Collected:
 
 
 def collect(storage: Storage, min_age_s: float, *, max_wait_s: float = MAX_WAIT_S) -> Collected:
-    """Delete what is unreferenced and has not changed for `min_age_s` seconds.
+    """Delete all garbage that has not changed for `min_age_s` seconds.
 
     Items that have become referenced meanwhile are left. The collection waits up to `max_wait_s` seconds for commits in
     progress. Raise StorageError; items deleted before it stay deleted, and the next collection finds the rest.
@@ -99,7 +99,7 @@ def _of_run(done: Collected, storage: Storage, run_id: str, items: list[Garbage]
 
 @contextlib.contextmanager
 def _leaving(done: Collected, items: Iterable[Garbage]) -> Iterator[None]:
-    """Leave those of the items that a block does not come to because of a RunError, with the error as the reason."""
+    """List items that a block did not delete because of a RunError as left, with the error as the reason."""
     try:
         yield
     except RunError as error:

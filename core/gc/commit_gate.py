@@ -32,7 +32,7 @@ _POLL_S = 0.2
 _SHORT_WAIT_S = 10.0
 """Seconds that a collector waits for a commit that started just before it, while all other commits wait."""
 MAX_WAIT_S = 600.0
-"""Seconds that a collector waits for commits in progress; that of a large model to an object store takes minutes."""
+"""Seconds that a collector waits for commits in progress; committing a large model to an object store takes minutes."""
 
 
 @contextlib.contextmanager
@@ -125,10 +125,10 @@ def _committing_objects(storage: ObjectStorage, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collecting_objects(storage: ObjectStorage, max_wait_s: float) -> Iterator[Lease]:
-    """Hold the collector's lease, with no commit left that may have missed it.
+    """Hold the collector's lease, once all commits that started before it was taken have ended.
 
-    The lease holds up all new commits. So it is taken when no commit is in progress, and released if one that came in
-    between takes long.
+    The lease blocks all new commits. So it is taken when no commit is in progress, and released again if a commit that
+    started in between takes long.
     """
     watch, ends = watch_leases(storage), time.monotonic() + max_wait_s
     while True:

@@ -101,7 +101,7 @@ class CollectionPlan:
 
 
 def plan_collection(storage: Storage, min_age_s: float, *, watch: LeaseWatch | None = None) -> CollectionPlan:
-    """Return a plan of what is not needed and has not changed for `min_age_s` seconds. Raise StorageError."""
+    """Return a plan with all items that are unneeded and did not change for `min_age_s` seconds. Raise StorageError."""
     plan, reached = CollectionPlan(), reach(storage, watch or watch_leases(storage))
     before = time.time() - min_age_s
     for files, here in _sources(storage):
@@ -113,7 +113,7 @@ def plan_collection(storage: Storage, min_age_s: float, *, watch: LeaseWatch | N
 
 
 def _sources(storage: Storage) -> Iterator[tuple[Iterator[StoredFile], bool]]:
-    """Yield the files of the root (and False), then those of this machine's working folder, if any (and True)."""
+    """Yield the root's files and False; then, on an object root, the files of the local working folder and True."""
     if isinstance(storage, ObjectStorage):
         yield (StoredFile(*entry) for entry in storage.listed("")), False
         yield _walk(storage.work), True
@@ -276,7 +276,7 @@ class Needs:
 
 
 def needs_of(run: Run, address: Address) -> Needs:
-    """Return what the next attempt at an instance may resume from; raise RunError for a damaged file.
+    """Return the leftovers that the next attempt at an instance may resume from; raise RunError for a damaged file.
 
     Without a result all journals stay: they hold completions that were paid for, and an earlier input may return.
     """

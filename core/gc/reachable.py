@@ -29,7 +29,7 @@ class Reachable:
     folders: set[str] = field(default_factory=set)
     """Keys of the folders of artifacts."""
     problems: list[str] = field(default_factory=list)
-    """Messages, each on an unreadable file; with any, every artifact may be in use."""
+    """Messages, each on an unreadable file. If there are any, every artifact may be in use."""
     busy_instances: set[str] = field(default_factory=set)
     """Keys of instances, such as `runs/first/1/pools`, that a process is working on."""
 
@@ -56,7 +56,7 @@ def reach(storage: Storage, watch: LeaseWatch) -> Reachable:
 
 
 def busy_instances(storage: Storage, instances: Iterable[str], watch: LeaseWatch) -> set[str]:
-    """Return the keys of those instances whose lease, or that of a shard, is held by a process."""
+    """Return the keys of the instances of which a process holds the lease, or the lease of a shard."""
     leases = {}
     for key in instances:
         _, run_id, address = key.split("/", 2)

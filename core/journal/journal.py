@@ -107,7 +107,7 @@ class Journal:
 
     @property
     def num_finished(self) -> int:
-        """Number of owners whose final row is recorded."""
+        """Number of owners, such as rollouts, whose final row is recorded."""
         return len(self._finished)
 
     def finished_owners(self) -> Iterator[str]:
@@ -119,7 +119,7 @@ class Journal:
         return owner in self._finished
 
     def get(self, owner: str, unit: str) -> bytes | None:
-        """Return the value of one unit; None if it is pending or its owner is finished."""
+        """Return the recorded value of a unit of an owner; None if the unit is pending, or its owner is finished."""
         place = self._units.get(owner, {}).get(unit)
         return None if place is None else self._read(place)
 
@@ -159,8 +159,8 @@ class Journal:
     def seal(self) -> tuple[set[int], int]:
         """End the current segment, so that no segment changes any more.
 
-        Returns the numbers of all segments, and the number of owners that they finish. Both are read before another
-        thread can write a record.
+        Returns the numbers of all segments, and the number of owners whose final rows they hold. Both are read before
+        another thread can write a record.
         """
         with self._lock, storage_errors("list", self._directory):
             if self._writer is not None:
@@ -270,12 +270,18 @@ class Journal:
 
 
 def count_finished(directory: Path) -> int:
-    """Return the number of finished owners in a journal that another process may be writing; 0 if there is none."""
+    """Return the number of owners, such as rollouts, that are finished in a journal; 0 if there is no journal.
+
+    Another process may be writing the journal.
+    """
     return len(finished_owners(directory))
 
 
 def finished_owners(directory: Path) -> set[str]:
-    """Return the finished owners in a journal that another process may be writing; none if there is no journal."""
+    """Return the owners, such as rollout keys, that are finished in a journal; none if there is no journal.
+
+    Another process may be writing the journal.
+    """
     return {owner for _, places in _final_places(directory) for owner in places}
 
 
@@ -368,7 +374,7 @@ class _SyncThread:
             descriptors, self._retired = self._retired, []
             if self._current is not None:
                 try:
-                    # A duplicate, because the loop below closes it, while the writer continues to use the original.
+                    # Duplicated, because the loop below closes it, while the writer continues to use the original.
                     descriptors.append(os.dup(self._current))
                 except OSError as error:
                     self._failure = error

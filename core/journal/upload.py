@@ -85,7 +85,10 @@ def open_journal(
 
 
 def count_recorded(storage: Storage, key: str) -> int:
-    """Return the number of finished owners in a journal; for one of another machine, as of its last upload."""
+    """Return the number of owners, such as rollouts, that are finished in a journal.
+
+    For a journal of another machine, this is the number at its last upload.
+    """
     if not isinstance(storage, ObjectStorage):
         return count_finished(storage.directory(key))
     newest = _newest_list(storage, key, _sizes(storage, key))
@@ -137,7 +140,7 @@ def delete_journal(storage: Storage, key: str, token: int) -> None:
 
 
 class JournalUploader:
-    """The objects of one journal, as the holder of its lease manages them."""
+    """Manager of one journal's objects in the object store; only the holder of its lease uses it."""
 
     def __init__(self, storage: ObjectStorage, key: str, lease: Lease) -> None:
         self.storage, self._key, self._lease = storage, key, lease
@@ -303,7 +306,7 @@ def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    # Numbers in a row have the same distance from their places.
+    # Consecutive numbers have the same difference from their positions.
     for _, group in itertools.groupby(enumerate(sorted(numbers)), key=lambda item: item[1] - item[0]):
         row = [number for _, number in group]
         yield row[0], row[-1]

@@ -33,7 +33,7 @@ ATTEMPTS_PER_ENDPOINT = 2
 """Failed attempts of a request on one endpoint before another one is preferred."""
 
 _IMAGE_TOKENS = 65_536
-"""More tokens than a picture becomes, however small its file is."""
+"""Upper bound of the tokens of a picture, whatever the size of its file."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +134,7 @@ class PoolCall:
     def deliver(self, endpoint: Endpoint, outcome: Answer | Failure, sent_at: float) -> None:
         """End the attempt on the wire with the result of a hedge, which was sent at `sent_at` in event loop time.
 
-        The time before does not count on the work clock: like that of a failed attempt, the server caused it.
+        The time before `sent_at` does not count on the work clock: the late server caused it, as in a failed attempt.
         """
         if self.hedge_result is None and self.limit is not None and not self.limit.expired():
             self.hedge_result, self.endpoint = outcome, endpoint
@@ -177,7 +177,10 @@ def completion_call(
     session: str,
     deadline: float,
 ) -> PoolCall:
-    """Return the call for a completion, as the model's servers take it; `facts` are those of the preflight, if any."""
+    """Return the call for a completion in the form that the model's servers accept.
+
+    `facts` is the result of the preflight; None if there was none.
+    """
     refused, styles = (facts.refused_keys, facts.stops) if facts is not None else ((), None)
     body = completion_body(settings.model, request, want_ids, extra=settings.extra_body, refused=refused)
     asked = prompt_facts(settings.model, request.prompt, request.max_tokens, request.stop, vocabulary, styles)

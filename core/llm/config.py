@@ -175,7 +175,7 @@ class ModelSettings(Section):
 
     @property
     def continues_text(self) -> bool:
-        """Whether requests can give the beginning of an answer; a chat service only reads it in a message."""
+        """True if the model can continue an answer that a request begins; a chat service only reads it as a message."""
         return self.api == "completions"
 
     @property
@@ -184,6 +184,6 @@ class ModelSettings(Section):
         return self.prompt_price_per_million is not None and self.completion_price_per_million is not None
 
     def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """Return the cost of so many tokens; a kind of token whose price is unknown costs 0."""
+        """Return the cost of these numbers of tokens; a kind of token whose price is unknown costs 0."""
         prices = (self.prompt_price_per_million or 0.0, self.completion_price_per_million or 0.0)
         return (prompt_tokens * prices[0] + completion_tokens * prices[1]) / 1e6

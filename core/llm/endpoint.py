@@ -65,7 +65,7 @@ class Endpoint:
 
     @property
     def limit(self) -> int:
-        """Most requests that may be in flight now."""
+        """Maximum number of requests that may be in flight now."""
         return self._limit.value
 
     @property
@@ -79,7 +79,7 @@ class Endpoint:
         return self.health is Health.HEALTHY or self.health is Health.TRIAL
 
     def state(self) -> EndpointState:
-        """Return its state now."""
+        """Return the endpoint's current state."""
         counts = self.counts
         return EndpointState(
             url=self.url,
@@ -94,7 +94,7 @@ class Endpoint:
 
     @property
     def last_alive_at(self) -> float:
-        """Time of its last sign of life."""
+        """Time of the endpoint's last response of any kind."""
         return self.heartbeat.last_response_at
 
     @property
@@ -195,15 +195,16 @@ class Endpoint:
 
 
 class Homes:
-    """The endpoints that each session has been at, so that it stays there, and its prompt in their caches."""
+    """The endpoints that each session has used. It stays at these, because their caches hold its prompt."""
 
     def __init__(self) -> None:
         self._homes: OrderedDict[str, list[Endpoint]] = OrderedDict()
 
     def of(self, session: str, ready: Sequence[Endpoint]) -> Endpoint:
-        """Return the session's first home among these; if it has none, the one with the fewest requests becomes it.
+        """Return the first of the `ready` endpoints that is a home of the session.
 
-        An empty session has no home.
+        If the session has no home among them, the endpoint with the fewest requests becomes one. An empty session has
+        no home.
         """
         if not session:
             return min(ready, key=lambda endpoint: endpoint.load)

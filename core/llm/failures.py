@@ -23,7 +23,7 @@ _CONTEXT_WORDS = re.compile(
 )
 _MESSAGE_LIMIT = 300
 _READ_BYTES = 64 << 10
-"""Part of an error reply in which words are looked for."""
+"""Maximum number of bytes of an error reply that are searched for known words."""
 _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
 _TOO_MANY_NEW = re.compile(
     r"max_(?:completion_)?tokens\b[^.]{0,40}\bis too large[^.]{0,20}\. This model supports at most"
@@ -31,7 +31,7 @@ _TOO_MANY_NEW = re.compile(
     r"|valid range of max_(?:completion_)?tokens\b",
     re.IGNORECASE,
 )
-"""Refusals of more new tokens than a model gives, whatever the prompt."""
+"""Refusals because `max_tokens` exceeds the model's own limit, whatever the prompt."""
 _WAIT = re.compile(
     r"\"retryDelay\"\s{0,4}:\s{0,4}\"([0-9]{1,6}(?:\.[0-9]{1,9})?)(s)\""
     r"|\b(?:try again|retry) (?:in|after) ([0-9]{1,6}(?:\.[0-9]{1,9})?) ?(ms|s)(?:econds?|\b)",

@@ -26,7 +26,7 @@ TIMES_LATENCY = 4.0
 _MIN_SILENCE_S = 0.5
 _MAX_SILENCE_S = 60.0
 _PROBE_S = 5.0
-"""Maximum seconds for a probe unless it may take longer; then another one follows, which may take twice as long."""
+"""Timeout of a probe in seconds, if `silence_limit_s` is not longer; it doubles with each unanswered probe."""
 _LOOK_S = 0.5
 _MIN_PAUSE_S = 0.05
 _NUM_LATENCIES = 8
@@ -39,7 +39,7 @@ class WatchedRequest:
     limit: TimeLimit
     since: float
     held_until: float | None = None
-    """Time at which its limit would have passed, while its clock is held; else None."""
+    """Time at which its limit would have passed if its clock were not held; None while the clock runs."""
 
 
 class Heartbeat:
@@ -87,7 +87,7 @@ class Heartbeat:
         least_s = max(_MIN_SILENCE_S, PAUSES_UNTIL_SILENT * self._min_pause_s)
         if not self._latencies:
             return least_s
-        # Not the longest one: the probe that meets the end of a silence takes long, too.
+        # Not the longest latency: a probe that is in flight when a silence ends also takes long.
         usual_s = sorted(self._latencies)[-2:][0]
         return max(least_s, min(TIMES_LATENCY * usual_s, _MAX_SILENCE_S))
 
@@ -158,14 +158,14 @@ class Heartbeat:
             return
         now = _now()
         if self._probe_task is not None:
-            # A probe that was on its way at the last response is evidence from then on.
+            # A probe that was in flight at the last response counts as unanswered only since that response.
             if now - max(self._probe_sent_at, self.last_response_at) >= self.silence_limit_s:
                 self._begin_silence(now)
             self._schedule_check(_LOOK_S)
             return
         quiet_s = now - max(self.last_response_at, self._busy_since)
         if quiet_s < self._pause_s:
-            self._schedule_check(max(self._pause_s - quiet_s, _MIN_PAUSE_S))  # Not for a rounding error.
+            self._schedule_check(max(self._pause_s - quiet_s, _MIN_PAUSE_S))  # Not sooner, even for a rounding error.
             return
         self._start_probe()
         self._schedule_check(_LOOK_S)

@@ -100,14 +100,14 @@ class Hedges:
             # Before enough answers have shown how long they take, the silence of its server alone makes a call late.
             is_stuck = self.threshold_s == _UNKNOWN_S and endpoint.heartbeat.silent_since is not None
             if endpoint.is_unresponsive or is_stuck or self.is_late(call):
-                # What a silent endpoint lost, it lost all at once, so these hedges are not counted.
+                # A silent endpoint delays all its requests at once, so hedges of these do not count towards the limit.
                 late.append((call, endpoint, not endpoint.usable or endpoint.heartbeat.recovered_at > call.sent_at))
         return late
 
     def is_late(self, call: PoolCall) -> bool:
         """Return whether the attempt on the wire has taken too long.
 
-        After a silence its server gets the time of one answer: a frozen server continues with what it holds.
+        After a silence its server gets the time of one answer, because a frozen server later continues its requests.
         """
         recovered_at = call.endpoint.heartbeat.recovered_at if call.endpoint is not None else 0.0
         return asyncio.get_running_loop().time() - max(call.sent_at, recovered_at) >= self.threshold_s

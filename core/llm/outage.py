@@ -45,7 +45,7 @@ class Outages:
     """Outages of a model's endpoints.
 
     Attributes:
-        over: Set while any endpoint takes requests.
+        over: Event that is set while any endpoint takes requests.
     """
 
     def __init__(

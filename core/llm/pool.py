@@ -196,8 +196,8 @@ class ModelPool:
     def _place(self, call: PoolCall) -> Endpoint | None:
         """Return the endpoint for the next attempt, None if none takes requests.
 
-        That is the first of the session's homes that takes requests, did not tell this one to wait and did not fail it
-        twice; if there is none, the endpoint with the fewest requests becomes a home.
+        It is the first of the session's homes (`Homes`) that takes requests, did not ask this call to wait and did not
+        fail it twice. Without such a home, the endpoint with the fewest requests becomes one.
         """
         usable = [endpoint for endpoint in self._endpoints if endpoint.usable]
         if len(usable) < 2:
@@ -228,7 +228,7 @@ class ModelPool:
                 await self._pause(endpoint.paused_until - now, call)
             return await self._send(endpoint, call)
         except Failure as failure:
-            endpoint.counts.errors[failure.kind] += failure.kind != "silence"  # That is counted when it begins.
+            endpoint.counts.errors[failure.kind] += failure.kind != "silence"  # A silence is counted when it begins.
             raise
         finally:
             endpoint.release()
@@ -294,8 +294,8 @@ class ModelPool:
     async def _confirm_deadline(self, endpoint: Endpoint, call: PoolCall) -> bool:
         """Return whether to end a request at its deadline.
 
-        If its server responds and the time is really up; if the server is silent, only if another endpoint can take
-        the request.
+        True if the server responds and the time is really up, or if it is silent and another endpoint can take the
+        request.
         """
         if await endpoint.heartbeat.is_alive():
             # Its clock may have been set back meanwhile; a rounding error must not make it wait again.
@@ -390,7 +390,7 @@ class ModelPool:
         return self._handle_fault(failure, endpoint, call)
 
     def _handle_fault(self, failure: Failure, endpoint: Endpoint, call: PoolCall) -> float:
-        """Do the same for a failure that counts against the endpoint's health."""
+        """Do the same as `_handle_failure` for a failure that counts against the endpoint's health."""
         self._outages.note_fault(endpoint, str(failure), at_once=failure.kind in ("connect", "silence"))
         call.failures += 1
         tried = call.per_endpoint[endpoint.url] = call.per_endpoint.get(endpoint.url, 0) + 1

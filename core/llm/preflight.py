@@ -37,7 +37,7 @@ STOP_TEXTS = (
 STOP_TOKENS = 12
 _GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
 _CHAT_PROBE = Sampling(temperature=0.5, top_p=0.9, max_tokens=1)
-"""Values that are no service's default: a service that accepts no other values refuses them."""
+"""Values that differ from the defaults of all services: a service that accepts only its defaults refuses them."""
 _CHAT_STOP = ("</end>",)
 _PROBE_TOOL = {
     "type": "function",
@@ -190,7 +190,7 @@ class _Inspection:
         return window if type(window) is int and window > 0 else None
 
     async def _check_completion(self) -> bool:
-        """Return whether token ids go in and out; raise Failure if the server completes nothing."""
+        """Return whether the server takes and returns token ids; raise Failure if it completes nothing."""
         if self._settings.token_ids != "off":
             try:
                 answer = await self._complete(PROBE_IDS, want_ids=True)
@@ -272,7 +272,7 @@ class _Inspection:
             raise failure
 
     async def _check_reasoning(self) -> None:
-        """Find out whether the service demands its reasoning back, next to the call that it led to."""
+        """Find out whether messages with a call must also contain the reasoning that came with it."""
         call = {"id": _PROBE_CALL, "type": "function", "function": {"name": "look_up", "arguments": '{"key": "a"}'}}
         turn: list[dict[str, Any]] = [
             {"role": "assistant", "content": None, "tool_calls": [call]},

@@ -19,9 +19,9 @@ def parse_scored(data: bytes, prompt: Sequence[int]) -> Answer:
 
 
 def _prompt_logprobs(listed: object, prompt: Sequence[int]) -> tuple[float, ...]:
-    """Return the log-probability of each id after the first.
+    """Return the log-probability of each id of the prompt after the first.
 
-    The server lists one object for each id, which has the values by id, and null for the first one.
+    The server lists one object per id, which maps token ids to their values, and null for the first id.
     """
     if not isinstance(listed, list) or len(listed) != len(prompt):
         raise malformed("no_logprobs", f"the answer has no log-probabilities of its {len(prompt)} prompt ids")

@@ -20,7 +20,7 @@ class ServerNote:
 
 
 def server_notes(settings: ModelSettings, facts: ServerFacts) -> list[ServerNote]:
-    """Return the notes on what the preflight of a model found; those with a loss come first."""
+    """Return the notes on the facts that a model's preflight found; notes with a loss come first."""
     notes = [*_stop_notes(settings, facts), *_key_notes(facts)]
     if facts.max_model_len is None:
         text = (

@@ -43,7 +43,7 @@ class Answer:
     largest_id: int = -1
     """Largest of `token_ids`; -1 if there are none."""
     notes: tuple[str, ...] = ()
-    """Oddities of an answer that is kept all the same: keys of `treadle.core.llm.oddities.ODDITIES`."""
+    """Oddities of an answer that is kept nevertheless: keys of `treadle.core.llm.oddities.ODDITIES`."""
     prompt_ids: tuple[int, ...] | None = None
     """Token ids of the prompt, if the server returns them (vLLM: `prompt_token_ids`); only the preflight reads them."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -260,10 +260,10 @@ def _texts_of(parts: list[Any]) -> tuple[str, str]:
 
 
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """Return the tool calls of a message; raise Failure of kind `malformed` if they are none.
+    """Return the tool calls of a message; raise Failure of kind `malformed` if they have another form.
 
-    Arguments may be an object instead of its JSON text, as some servers send them. Whether they are valid is for the
-    reader to say: the model wrote them.
+    Arguments may be an object instead of its JSON text, as some servers send them. Their
+    validity is not checked here: the model wrote them.
     """
     listed = message.get("tool_calls")
     if not listed:
@@ -291,7 +291,7 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def only_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a reply and its only choice; raise Failure of kind `malformed` if it is no answer with one."""
+    """Return a reply and its only choice; raise Failure of kind `malformed` if it is not an answer with one choice."""
     try:
         reply = load_json(data, keep_surrogates=True)
     except orjson.JSONDecodeError:

@@ -293,7 +293,7 @@ def _obsolete_journals(record: StageRecord, run: Run, instance: Instance) -> lis
 
 
 def _write_state(attempt: AttemptRecord, run: Run, lease: Lease) -> None:
-    """Write how an attempt ended; only log a failure, because stage record and lease imply the state as well."""
+    """Write how an attempt ended; only log an error of writing, because stage record and lease imply the state too."""
     try:
         run.write_attempt(attempt, lease)
     except (StorageError, RunError) as failure:

@@ -37,7 +37,7 @@ def earlier_results(instance: Instance, run: Run) -> list[EarlierResult]:
 
 
 def finished_owners(jobs: StageJobs, result: EarlierResult, retry: Set[str] = frozenset()) -> frozenset[str]:
-    """Return the owners of the jobs that a result has finished, except those that ended in a status of `retry`.
+    """Return the owner keys of the finished jobs of a result, except jobs that ended in a status of `retry`.
 
     Returns none if the result cannot be read.
     """
@@ -52,7 +52,7 @@ def finished_owners(jobs: StageJobs, result: EarlierResult, retry: Set[str] = fr
 class ReusedJobs:
     """The finished jobs of earlier results.
 
-    Owners are held in memory. The final records are copied to a local file when one of them is first read.
+    Their owner keys are held in memory. Their final journal records are copied to a local file when one is first read.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class ReusedJobs:
         retry: Set[str] = frozenset(),
         gaps: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """Collect the owners; `results` are results with the jobs of their stage, `folder` is for the local file.
+        """Collect the owner keys of the finished jobs in `results`; `folder` is for the local file.
 
-        Jobs that ended in a status of `retry` are not reused. `gaps` are final records by owner of jobs that stay
-        failed.
+        Each result comes with the `StageJobs` of its stage. Jobs that ended in a status of `retry` are not reused.
+        `gaps` has the final journal records, by owner key, of jobs that stay failed.
         """
         self._path = folder / "recalled"
         self._results: list[tuple[Iterator[tuple[str, bytes]], frozenset[str]]] = []
@@ -87,11 +87,11 @@ class ReusedJobs:
             self._file.close()
 
     def over(self, journal: JournalView) -> JournalView:
-        """Return a journal in which these jobs are finished as well."""
+        """Return a view of a journal in which these jobs also count as finished."""
         return _ReusingJournal(journal, self) if self.owners else journal
 
     def record(self, owner: str) -> bytes:
-        """Return the final record of a job; raise KeyError if it is not reused.
+        """Return the final journal record of the job with this owner key; raise KeyError if the job is not reused.
 
         Raises ArtifactError or StorageError if it cannot be read.
         """
@@ -158,7 +158,7 @@ def reused_jobs(
     retry: Set[str] = frozenset(),
     inputs: Mapping[str, Sequence[Rows]] = MappingProxyType({}),
 ) -> Iterator[ReusedJobs]:
-    """Yield the jobs that an attempt can reuse: none if it starts from nothing or its stage has no jobs.
+    """Yield the jobs that an attempt can reuse: none if it starts from scratch or its stage has no jobs.
 
     Rows that ended in a status of `retry` are not reused. In a retry all other rows are, failed ones included; for
     these it needs the input tables.
@@ -178,7 +178,7 @@ def _gaps(
     retry: Set[str],
     inputs: Mapping[str, Sequence[Rows]],
 ) -> dict[str, bytes]:
-    """Return the final record, by owner, of each failed row of the current result that is not retried.
+    """Return the final journal record, by owner key, of each failed row of the current result that is not retried.
 
     Such a row does not name its job, but a retry has the inputs and settings of the result, and so the same jobs in the
     same order.
@@ -216,10 +216,11 @@ def attempt_start(
 ) -> AttemptStart:
     """Return the starting point of the next attempt.
 
-    For each start from nothing, an instance has one journal of its own, whatever its settings and inputs. So a forced
-    attempt that is killed before it records anything leaves nothing to reuse, and one that fails destroys nothing. The
-    journal's name includes the version of its records: a journal in another format is not opened. A retry of the rows
-    of the result `retried` that ended in a status of `retry` has a journal of its own.
+    If the stage has `jobs` or keeps its journal, each start from scratch begins a new journal of the instance, which
+    later attempts continue whatever their settings and inputs. So a forced attempt that is killed before it records
+    anything leaves nothing to reuse, and one that fails destroys nothing. The journal's name includes the version of
+    its records: a journal in another format is not opened. A retry of the rows of the result `retried` that ended in a
+    status of `retry` has a journal of its own.
     """
     last = earlier[-1] if earlier else None
     is_cut_off = last is not None and last.forced and last.state != "completed"
@@ -238,7 +239,7 @@ def attempt_start(
 
 
 def known_owners(instance: Instance, run: Run, fingerprint: str, *, force: bool) -> frozenset[str]:
-    """Return the owners of the jobs that the next attempt will find finished, as far as this machine can tell."""
+    """Return the owner keys of the jobs that the next attempt will find finished, according to this machine's data."""
     jobs = instance.stage.jobs
     if jobs is None:
         return frozenset()

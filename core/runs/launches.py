@@ -20,7 +20,7 @@ from treadle.core.runs.run import Run, utc_now
 from treadle.core.untrusted.secrets import redact
 
 _MAX_CHARS = 1 << 20
-"""Longest diff and source file that is kept."""
+"""Maximum number of characters of a diff or source file that is kept."""
 _DISTRIBUTION = re.compile(r"(.+?)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _recorded: dict[tuple[str, str, int], str] = {}
 """Digest of the configuration that this process recorded last, by root, run and process."""
@@ -114,7 +114,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def _utf8(text: str) -> str:
-    """Return a text of the system, which may hold other bytes, as one that can be stored."""
+    """Return a text of the operating system with bytes that are not UTF-8 replaced, so that it can be stored."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -126,11 +126,11 @@ def _working_folder() -> Path | None:
 
 
 def _sources(tree: Any) -> Iterator[tuple[Path, str]]:
-    """Yield the files of own classes in a configuration, and their texts."""
+    """Yield the path and text of each file with a user's class in a configuration."""
     if isinstance(tree, Mapping):
         file = tree.get("code_file")
         if isinstance(file, str):
-            with contextlib.suppress(OSError, ValueError):  # The stage that needs it names it.
+            with contextlib.suppress(OSError, ValueError):  # The stage that loads it reports the error.
                 yield (path := Path(file)), path.read_text(errors="replace")
         tree = list(tree.values())
     if isinstance(tree, list):

@@ -33,11 +33,11 @@ def create_or_open_run(
 ) -> Run:
     """Create a run, or resume one made with the same semantic configuration; `schema` describes both.
 
-    Raises RunError listing the keys that differ, unless the run has no results yet or `allow_changes`: then it takes
-    the new configuration, and results that were made with other settings are not current any more. Differences in
+    Raises RunError listing the keys that differ, unless the run has no results yet or `allow_changes`: then the run
+    takes the new configuration, and results that were made with other settings are not current any more. Differences in
     operational keys and revisable sections, and items added to growing lists and tables, are accepted in any case.
-    Nothing is while an instance is running with other semantic settings. If the resolved configuration has changed, it
-    is stored, and the user's file with it unless that is empty.
+    No change is accepted while an instance is running with other semantic settings. If the resolved configuration has
+    changed, it is stored, and the user's file with it unless that is empty.
     """
     storage, key = open_storage(root), f"runs/{checked_id(run_id)}/run.json"
     before = storage.get(key)

@@ -66,7 +66,7 @@ def git_state(folder: Path = _TREADLE) -> str | None:
 
 
 def checkouts(folder: Path | None) -> list[GitState]:
-    """Return the states of the checkouts that hold `folder` and Treadle; warn about one that git cannot tell."""
+    """Return the states of the checkouts that hold `folder` and Treadle; warn about one that git cannot read."""
     tops: list[Path] = []
     for one in filter(None, (folder, _TREADLE)):
         top = next((above for above in (one, *one.parents) if (above / ".git").exists()), None)

@@ -104,7 +104,7 @@ class AttemptRecord(StoredRecord):
     state: AttemptState
     fingerprint: str
     journal: str = ""
-    """Name of its journal, if it is not that of the fingerprint."""
+    """Name of the attempt's journal; empty if the journal is named by the fingerprint."""
     fills_gaps: bool = False
     """Whether the attempt fills gaps that were accepted in the current result."""
     retried: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class AttemptRecord(StoredRecord):
 
     @property
     def journal_name(self) -> str:
-        """Name of its journal, for `Run.journal_key` and `Run.shards`."""
+        """Name of the attempt's journal, for `Run.journal_key` and `Run.shards`."""
         return self.journal or self.fingerprint
 
 
@@ -153,7 +153,7 @@ class LiveStatus(_Record):
     """What a running stage does at one moment."""
 
     doing: str = ""
-    """What it works on, such as the rollouts of a training's step by state; empty if it does not say."""
+    """What the stage works on, such as the rollouts of a training's step by state; empty if it does not report it."""
     model_servers: tuple[ModelServerStatus, ...] = ()
     """Endpoints that it uses."""
 
@@ -166,7 +166,7 @@ class InstanceStatus(_Record):
     num_rows: dict[str, int]
     """Number of rows per output table of the current result; empty if there is none."""
     num_finished: int
-    """Number of owners finished in the journal of an attempt that has not completed."""
+    """Number of jobs or other owners finished in the journal of an attempt that has not completed."""
     num_attempts: int
     error: str | None
     """Error of the last attempt, if it did not complete."""
@@ -188,9 +188,9 @@ class InstanceStatus(_Record):
     waits_for: str = ""
     """GPU that a process on this machine waits for in order to run the instance."""
     doing: str = ""
-    """What the running attempt does, as of the last seconds; only on its machine."""
+    """What the running attempt works on, as of the last seconds; only on its machine."""
     model_servers: tuple[ModelServerStatus, ...] = ()
-    """Endpoints that it uses, likewise."""
+    """Model endpoints that the running attempt uses, as of the last seconds; only on its machine."""
     log: str | None
     """Key of the last attempt's log, below the root."""
     started_at: str | None
@@ -226,7 +226,7 @@ def load_record(storage: Storage, key: str, model: type[T_Record]) -> T_Record |
 
 def parse_record(content: bytes, key: str, model: type[T_Record]) -> T_Record:
     """Parse the content of a record's file, which `key` names in errors; raise RunError as `load_record` does."""
-    # The format first, because a file of another one may well lack keys of this one.
+    # Check the format first, because a file of another format may lack keys of this one.
     _check_format(content, key)
     try:
         loaded = model.model_validate_json(content)

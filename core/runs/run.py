@@ -241,7 +241,7 @@ class Run:
         )
 
     def waiting_path(self, address: Address) -> Path:
-        """Return a lock file on this machine; `doing` of its holder is what a stage instance waits for."""
+        """Return the lock file on this machine whose holder's `doing` names what a stage instance waits for."""
         return self.storage.directory(self.key(f"locks/waiting/{address}.lock"))
 
     def _lock_key(self, address: Address) -> str:
@@ -311,10 +311,10 @@ class Run:
         )
 
     def _latest(self, address: Address) -> tuple[StageRecord | None, list[AttemptRecord], InstanceState]:
-        """Return the result, the attempts and the state of an instance, all of one moment.
+        """Return the result, the attempts and the state of an instance, consistent with each other.
 
-        An attempt writes its result, then how it ended, and then releases the lease. They are read in another order, so
-        that one that ends meanwhile is not taken for crashed, nor one that has completed for one without a result.
+        An attempt writes its result, then how it ended, and then releases the lease. They are read in an
+        order in which an attempt that ends meanwhile is not reported as crashed, or as completed without a result.
         """
         unheld: AttemptRecord | None = None
         while True:

@@ -72,7 +72,7 @@ class ShardResult(BaseModel):
     facts: dict[str, object]
 
     def work_result(self) -> WorkResult:
-        """Return the result in the form in which the stage returned it."""
+        """Return the shard's result in the form in which `Stage.work` returned it."""
         return WorkResult(self.causes, self.first, self.retryable, self.facts)
 
 
@@ -93,7 +93,7 @@ class Shards:
     what: str
 
     def plan(self) -> ShardPlan | None:
-        """Return how the jobs are divided; None if they are not."""
+        """Return the plan by which the jobs are divided into shards; None if they are not divided."""
         return _load(self.storage, f"{self.key}/shards.json", ShardPlan)
 
     def begin(
@@ -125,7 +125,7 @@ class Shards:
         return (index for index in range(plan.num_shards) if self.result(plan, index) is None)
 
     def any_free(self, plan: ShardPlan, watch: LeaseWatch) -> bool:
-        """Return whether a process could claim an open shard now; waits for leases of other machines to be known."""
+        """Return whether a process could claim an open shard now; waits for the state of other machines' leases."""
         left = list(self.open(plan))
         while left:
             looks = {watch.look(self.lock_key(index)) for index in left}
@@ -174,11 +174,11 @@ class Shards:
             yield _AllShards(journals)
 
     def count_finished(self) -> int:
-        """Return the number of finished owners in the instance's journals, whether it is divided or not."""
+        """Return the number of owners, such as jobs, finished in the instance's journals, with or without shards."""
         return sum(count_recorded(self.storage, key) for key in self._journal_keys())
 
     def finished_owners(self) -> set[str]:
-        """Return the finished owners in those of the instance's journals that are on this machine."""
+        """Return the keys of the owners, such as jobs, that are finished in the instance's journals on this machine."""
         return {owner for key in self._journal_keys() for owner in finished_owners(self.storage.directory(key))}
 
     def finished_rows(self, max_owners: int) -> list[bytes]:
@@ -253,7 +253,7 @@ class _AllShards:
 
 
 def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the facts of several shards: per name the last non-empty value, for objects per entry."""
+    """Merge the facts of several shards: the last non-empty value of each name wins; objects are merged by entry."""
     merged: dict[str, Any] = {}
     for part in parts:
         for name, fact in part.items():

@@ -56,7 +56,7 @@ class JournalView(Protocol):
         ...
 
     def get(self, owner: str, unit: str) -> bytes | None:
-        """Return the value of one unit, or None if it is pending."""
+        """Return the recorded value of a unit of an owner; None if the unit is pending."""
         ...
 
     def units(self, owner: str) -> list[str]:
@@ -81,7 +81,7 @@ class WorkResult:
     """The result of `Stage.work`, apart from what is in the journal."""
 
     causes: Mapping[str, str] = field(default_factory=dict)
-    """Causes by the owner of each job that could not be finished."""
+    """Cause for each job that could not be finished, by the job's owner key."""
     first: str = ""
     """First of these causes, or a cause that concerns all jobs; empty if everything was finished."""
     retryable: bool = False
@@ -91,7 +91,7 @@ class WorkResult:
 
 
 def shard_of(key: str, num_shards: int) -> int:
-    """Return the shard of a job by its owner; it is the same on every machine."""
+    """Return the index of the shard of a job, given its owner key; it is the same on every machine."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") % num_shards
 
 
@@ -188,7 +188,7 @@ class StageContext:
     """Result of `Stage.work` if the stage has it; for `Stage.run`."""
 
     def owns(self, key: str) -> bool:
-        """Return whether to work on the job with this owner; in `Stage.run` always True."""
+        """Return whether this context works on the job with this owner key; in `Stage.run` always True."""
         return self.shard is None or shard_of(key, self.num_shards) == self.shard
 
     def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -247,7 +247,7 @@ class EarlierResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageJobs:
-    """The independent jobs of a stage. The owner of each is a digest of all that its result depends on.
+    """The independent jobs of a stage. Each has an owner key: a digest of everything that its result depends on.
 
     So a finished job is recognised whatever else has changed: in the journal of an unfinished attempt with other
     settings or inputs, and in the current result. Decision: docs/decisions/0009-reuse-by-job.md.
@@ -256,15 +256,15 @@ class StageJobs:
     noun: str
     """Plural noun for the jobs, used in messages."""
     of: Callable[[Any, Mapping[str, Sequence[Rows]]], Iterator[Any]]
-    """Function from settings and input tables to all jobs in the order of their rows; `key` of each is its owner."""
+    """Function from settings and input tables to all jobs in the order of their rows; `key` is a job's owner key."""
     owners: Callable[[EarlierResult], Iterator[str]]
-    """Function that yields the owners of the jobs that a result has finished."""
+    """Function that yields the owner keys of the finished jobs of a result."""
     records: Callable[[EarlierResult], Iterator[tuple[str, bytes]]]
-    """Function that yields the same owners, each with the final record that its journal had."""
+    """Function that yields the same owner keys, each with the final record that the job had in the journal."""
     statuses: frozenset[str] = frozenset()
     """Statuses whose rows can be retried alone; the metric `status_<status>` counts the rows of each."""
     with_status: Callable[[EarlierResult, Set[str]], Iterator[str]] | None = None
-    """Function that yields the owners of the jobs whose rows ended in one of these statuses; for stages with
+    """Function that yields the owner keys of the jobs whose rows ended in one of these statuses; for stages with
     `statuses`."""
     gaps: Callable[[EarlierResult], Iterator[tuple[int, str, bytes]]] | None = None
     """Function that yields the rows that were accepted as failed: the position of the job among all jobs, the status of
@@ -307,14 +307,14 @@ class Stage:
     """How to recognise finished jobs after settings or inputs have changed; None if each fingerprint starts over."""
     keeps_journal: bool = False
     """Whether the journal of an instance outlives its results and changes of settings and inputs, until the instance is
-    started from nothing. Meant for stages whose owners are digests of all that they depend on, cost money, and cannot
-    be recovered from the results. Such a stage is not divided into shards."""
+    started from nothing. Meant for stages whose jobs cost money and cannot be recovered from the results, and whose
+    owner keys are digests of everything that the jobs depend on. Such a stage is not divided into shards."""
     journal_format: int = 1
     """Version of the records in the journal. Raise it if the records of an unfinished attempt can no longer be read.
     With `jobs` or `keeps_journal`, raising only `version` leaves them valid."""
     depends_on_address: bool = False
-    """Whether results name the instance that they are of or made from, so that no result can be reused for another
-    instance."""
+    """Whether results contain the address of their instance or of its producers, so that they cannot be reused for
+    another instance."""
     is_complete: Callable[[Mapping[str, Any]], bool] = lambda metrics: True
     """Function from metrics to whether the result is complete. A result with accepted gaps is not; each run of the
     instance tries to fill them."""

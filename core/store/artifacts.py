@@ -153,7 +153,7 @@ class ArtifactWriter:
         return ref
 
     def abandon(self) -> None:
-        """Delete what was written."""
+        """Delete the files written so far."""
         self._writer.abandon()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -245,7 +245,7 @@ def _digest(entries: Sequence[FileEntry]) -> str:
 def data_set_card(table: Table, manifest: Manifest, schema: pa.Schema | None = None) -> str:
     """Return the data set card, whose front matter makes `datasets.load_dataset(folder)` work.
 
-    `schema` has the columns of a copy, if they are not those of the table.
+    `schema` has the columns of a copy, if they differ from those of the table.
     """
     schema = schema or table.schema
     doc = {field.name: (field.metadata or {}).get(b"doc", b"").decode() for field in schema}

@@ -16,7 +16,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.store.storage import force_folder_to_disk, make_folder, storage_errors, write_atomically
 
 EXPORT_FILE = "export.json"
-"""File in every export, which identifies a folder as one."""
+"""File in every export, which identifies a folder as an export."""
 
 _FILES = (".json", ".jsonl", ".parquet")
 """Suffixes of single files: with one of these, the user expects a file and not a folder."""

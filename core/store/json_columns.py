@@ -93,7 +93,7 @@ class _Column:
 
 
 def _reader(kind: pa.DataType) -> _Read:
-    """Return a function that checks a JSON value and returns what Arrow makes a value of this type of."""
+    """Return a function that checks a JSON value and converts it to what Arrow accepts for this type."""
     if pa.types.is_struct(kind):
         return _struct_reader([kind.field(place) for place in range(kind.num_fields)])
     if pa.types.is_list(kind):
@@ -175,7 +175,8 @@ def _field_reader(field: pa.Field) -> _Read:
 def _object_reader(item: pa.DataType, form: bytes) -> _Read:
     """Return a reader of an object of named values: each becomes an item of a list, with its name in the first field.
 
-    Values are objects with the other fields (`KEY_OF_OBJECTS`), or that of the second field (`KEY_OF_VALUES`).
+    The JSON values are objects with the item's other fields (`KEY_OF_OBJECTS`), or values of its second field
+    (`KEY_OF_VALUES`).
     """
     key, *others = (item.field(place) for place in range(item.num_fields))
     assert form in (KEY_OF_OBJECTS, KEY_OF_VALUES), "the first field says what the values of the object are"

@@ -1,4 +1,4 @@
-"""Prepare errors that a user's code raises for logs, scores and the terminal: their line is named, payloads are not."""
+"""Prepare errors that a user's code raises for logs, scores and the terminal: name the line, hide the payload."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def _exits_as_errors() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        # It would end the whole command, even with success, and an event loop in another thread without a word.
+        # SystemExit would end the whole command, even with exit code 0, or silently end an event loop in a thread.
         failure = RuntimeError(f"the code tried to end the process (SystemExit: {error})")
         raise failure.with_traceback(error.__traceback__) from None
 
 
 def concealed(error: Exception, payload: Mapping[str, Any]) -> Exception | None:
-    """Return what to raise instead of an error; None if its traceback quotes no text of the payload.
+    """Return the exception to raise instead of an error; None if the error's traceback quotes no text of the payload.
 
     An error of Treadle keeps its type, which decides about retries: a server may repeat what a partner was asked.
     Numbers and texts of fewer than four characters are not recognised.

@@ -1,4 +1,4 @@
-"""Rows of files that Treadle did not write, read in a process of their own with a limit of memory.
+"""Read rows of files that Treadle did not write, in a separate process with limited memory.
 
 A file of a few kB can make its reader allocate gigabytes, or end the process. Here that process is a child; rows come
 back in frames that are checked (`core/untrusted/row_frames.py`). Files of the run store are read directly, by their
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 MEMORY_LIMIT_BYTES = 2 * 1024**3
 """Address space of the child, of which libraries take some 0.3 GiB."""
 MAX_UNPACKED_BYTES = 1024**3
-"""What the values of a file may take in Python if the caller keeps them."""
+"""Maximum bytes of a file's values as Python objects, if the caller keeps all of them."""
 STREAMED_BYTES = 8 * MAX_UNPACKED_BYTES
-"""What they may take in all if the caller keeps one batch at a time: a bound on time. Harmless files that repeat
-themselves unpack to many times their size."""
+"""Maximum bytes of a file's values in total, if the caller keeps one batch at a time; this bounds the time. Harmless
+files with repeated values unpack to many times their size."""
 _MAX_GROWTH = 200
-"""Values of a larger file may take so many times its size."""
+"""Multiple of a file's size that its values may take, if that is above the maximum."""
 _SILENCE_S = 300.0
-"""Without a frame in this time the child is ended; the machine may be busy, and a row group large."""
+"""Seconds without a frame after which the child is killed; the machine may be busy, and a row group large."""
 _PARQUET = "treadle.core.untrusted.parquet_worker"
 
 
 class UnreadableInput(Exception):
-    """What cannot be read, in one line without its name."""
+    """Input that cannot be read; the message is one line without the input's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRow:
-    """A row whose values cannot be had, with a reason code as in `core.inputs.InputRow`."""
+    """A row whose values cannot be read, with a reason code as in `core.inputs.InputRow`."""
 
     reason: str
     detail: str
@@ -53,7 +53,7 @@ def read_parquet(
 ) -> Iterator[pa.RecordBatch | UnreadableRow]:
     """Stream the rows of an open parquet file, which has a descriptor, in order; `columns` that it lacks are left out.
 
-    The child that reads has no files, network or keys. See `read_rows_of` for what comes and is raised.
+    The child that reads has no files, network or keys. For the values and the errors see `read_rows_of`.
     """
     job = {"memory_bytes": MEMORY_LIMIT_BYTES, "columns": columns}
     size = os.fstat(file.fileno()).st_size
@@ -71,10 +71,10 @@ def read_rows_of(
 ) -> Iterator[pa.RecordBatch | UnreadableRow]:
     """Stream the rows that a module sends when it is run with a job of JSON, which has `memory_bytes`.
 
-    `num_bytes`: size of what it reads. `max_unpacked_bytes`: what all values may take in Python, unless so many times
-    that size is more. `variables`: names of further variables of the environment that it gets. Values are plain:
-    dictionaries and extension types come as the values that they represent. A batch takes 64 MiB in Python at most; a
-    row that takes more is unreadable. Raises UnreadableInput.
+    `num_bytes`: size of the input. `max_unpacked_bytes`: maximum bytes of all values as Python objects, or
+    `_MAX_GROWTH` times `num_bytes` if that is more. `variables`: names of further environment variables that the child
+    gets. Values are plain: dictionaries and extension types come as the values that they represent. A batch takes 64
+    MiB in Python at most; a row that takes more is unreadable. Raises UnreadableInput.
     """
     import pyarrow as pa
 

@@ -38,7 +38,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar")
 _SHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 _ROW_FIELDS = frozenset({"question", "problem", "prompt", "query", "input", "instruction"})
-"""Fields of text, in lower case, with which a JSON object is a row itself, whatever lists it has."""
+"""Names of text fields, in lower case: a JSON object with one of them is itself a row, even if it also has lists."""
 _RAW_CHARS = 2_000
 
 
@@ -80,7 +80,7 @@ def file_sha256(path: Path) -> str:
 def open_regular(path: Path) -> io.BufferedReader:
     """Open a file for reading; raises DataError for a pipe or device, which would keep its reader waiting."""
     try:
-        # With this flag the opening of a pipe does not wait for a writer; regular files do not know it.
+        # With this flag, opening a pipe does not wait for a writer; for regular files it has no effect.
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as error:
         raise unreadable(path, error) from error
@@ -287,7 +287,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None, max_unpacked_bytes:
 def input_rows(part: Any, before: int) -> Iterator[InputRow]:
     """Return the rows of a batch or unreadable row, numbered from `before` + 1.
 
-    A row with a value that Python has no object for comes with the reason.
+    A row with a value that Python cannot represent has a reason instead of a value.
     """
     if isinstance(part, UnreadableRow):
         yield InputRow(before + 1, None, part.reason, part.detail, part.source)

@@ -10,7 +10,7 @@ import os
 from treadle.core.errors import SandboxError
 
 CREATE_RULESET = 444
-"""The system call."""
+"""Number of the system call `landlock_create_ruleset`."""
 _GET_VERSION = 1
 _FILE_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}
 """Landlock version -> its rights to files. Versions 2, 3 and 5 added moving, truncating and device commands."""

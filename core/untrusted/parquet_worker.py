@@ -19,7 +19,7 @@ from treadle.core.untrusted.worker_frames import open_frames
 _READ_BYTES = 1 << 20
 _BATCH_BYTES = 4 * 2**20
 _MIN_ROWS, _MAX_ROWS = 16, 1024
-"""More would not be faster, and texts in dictionaries take more than their row group tells."""
+"""Rows per batch. More would not be faster, and texts in dictionaries take more memory than the metadata states."""
 
 
 def main(arguments: list[str]) -> int:
@@ -38,12 +38,12 @@ def main(arguments: list[str]) -> int:
         os._exit(0)  # the parent needs no more
     except Exception as error:  # noqa: BLE001 - whatever it is, the file is the cause
         row_sending.send(frames, row_frames.PROBLEM, row_sending.problem(error))
-    # Nothing is torn down in an order that a file could have a say in.
+    # Exit without clean-up, whose order a malicious file could influence.
     os._exit(0)
 
 
 def _warm_up() -> None:
-    """Load all that reading needs: nothing can be imported, and no thread started, once files are given up."""
+    """Load everything that reading needs: without access to files, nothing can be imported and no thread started."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -81,7 +81,7 @@ def _send_rows(file: BinaryIO, frames: BinaryIO, columns: list[str] | None) -> N
 
 
 def _batch_rows(metadata: Any) -> int:
-    """Return how many rows make a batch of a few MiB if the first row group is like the others, and says the truth."""
+    """Return how many rows make a batch of a few MiB, if all row groups are like the first and its metadata is true."""
     first = metadata.row_group(0) if metadata.num_row_groups else None
     if first is None or first.num_rows < 1 or first.total_byte_size < 1:
         return _MIN_ROWS

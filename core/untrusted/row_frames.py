@@ -1,4 +1,4 @@
-"""The frames in which a reading process hands rows to its parent: a kind, a length, and that many bytes.
+"""Define the frames in which a reading process sends rows to its parent: a kind, a length, and that many bytes.
 
 The parent trusts no part of them: lengths, types, sizes and contents are checked, because the file may have
 compromised the process that reads it.
@@ -13,11 +13,11 @@ SCHEMA, BATCH, ROW, PROBLEM, END = b"S", b"B", b"R", b"P", b"E"
 the rest cannot be read; nothing further follows."""
 MAX_FRAME_BYTES = 128 * 2**20
 MAX_BATCH_COST = 64 * 2**20
-"""Of a batch as `cost` counts it. A row that is alone in its batch may have all of it."""
+"""Maximum bytes of a batch, as `cost` computes them; a batch of a single row may also take this many."""
 CELL_COST = 64
-"""Bytes that a value takes in Python next to its own."""
+"""Bytes that a value takes in Python in addition to its content."""
 FRAME_COST = 1024
-"""Bytes that a frame counts for next to its content."""
+"""Bytes that are counted for a frame in addition to its content."""
 MAX_FIELDS = 10_000
 MAX_DEPTH = 32
 _SIMPLE = (

@@ -1,4 +1,4 @@
-"""Sending rows to the parent process in the frames of `core/untrusted/row_frames.py`."""
+"""Send rows to the parent process in the frames of `core/untrusted/row_frames.py`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def problem(error: BaseException) -> bytes:
 
 
 def _plain(kind: Any, depth: int = 0) -> Any:
-    """Return the type in which values are sent: without dictionaries, views and what others add to types."""
+    """Return the type in which values are sent: without dictionaries, views and extension types."""
     if depth > row_frames.MAX_DEPTH:
         return kind  # is refused for its depth
     if isinstance(kind, pa.UuidType):
@@ -81,7 +81,7 @@ def _converted(array: pa.Array, plain: pa.DataType) -> pa.Array:
 
 
 def _is_cast(kind: pa.DataType) -> bool:
-    """Return whether Arrow casts a type to its plain one: not UUIDs to text, and list views that are slices wrongly."""
+    """Return whether to let Arrow cast a type to its plain one: it cannot cast UUIDs and miscasts sliced list views."""
     if isinstance(kind, pa.UuidType) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         return False
     if isinstance(kind, pa.BaseExtensionType):
@@ -103,7 +103,7 @@ def _with_text(value: Any) -> Any:
 
 
 def _parts(batch: Any) -> Iterator[Any]:
-    """Cut a batch into such as the parent takes; one row is not cut."""
+    """Yield parts of a batch that are small enough for the parent; a single row is not divided."""
     if batch.num_rows <= 1 or row_frames.cost(batch) <= row_frames.MAX_BATCH_COST:
         yield batch
         return
@@ -135,7 +135,7 @@ def _send_batch(frames: BinaryIO, batch: Any) -> None:
 
 
 def bad_text(array: Any) -> UnicodeDecodeError | None:
-    """Return the error of the first text that is none."""
+    """Return the decoding error of the first text that is not valid UTF-8; None if all texts are valid."""
     for is_it, kind in ((pa.types.is_string, pa.binary()), (pa.types.is_large_string, pa.large_binary())):
         if is_it(array.type):
             for value in array.view(kind).to_pylist():

@@ -27,7 +27,7 @@ _ALLOWED_CALLS = {
     "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sigaltstack": 131, "restart_syscall": 219,
     "futex": 202, "set_robust_list": 273, "rseq": 334, "membarrier": 324, "sched_yield": 24, "sched_getaffinity": 204,
     "gettimeofday": 96, "time": 201, "clock_gettime": 228, "clock_getres": 229,
-    # who it is, chance, and its end
+    # process and thread ids, resource usage, random numbers, exit
     "getpid": 39, "gettid": 186, "getrusage": 98, "getrandom": 318, "exit": 60, "exit_group": 231,
 }  # fmt: skip
 """All x86-64 system calls that are allowed, next to a signal to itself (`abort`)."""
@@ -36,8 +36,8 @@ _ALLOWED_CALLS = {
 def seccomp_program(process: int) -> bytes:
     """Return the filter as an array of `struct sock_filter`, for the process that loads it, by its id.
 
-    It can use no path, descriptor, socket, process or signal beyond what it has. Raises SandboxError on another machine
-    than x86-64.
+    The process can use no path, and no descriptor, socket, process or signal that it does not already have. Raises
+    SandboxError on another machine than x86-64.
     """
     if platform.machine() != "x86_64":
         raise SandboxError(f"the system call filter supports only x86_64, and this machine is {platform.machine()}")

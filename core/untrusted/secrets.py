@@ -21,7 +21,7 @@ _SECRET_WORDS = frozenset({
 })
 # fmt: on
 _SECRET_WORD_ENDINGS = ("PASSWORD", "PASSWD", "TOKEN", "SECRET", "KEY")
-"""Of words that are written together with another, as in PGPASSWORD and OPENAIKEY."""
+"""Endings of words that are written without a separator, as in PGPASSWORD and OPENAIKEY."""
 _OTHER_WORDS = frozenset({"MONKEY", "TURKEY", "DONKEY", "HOCKEY", "JOCKEY", "WHISKEY", "MICKEY", "HOTKEY", "PUBKEY"})
 _COUNTS_OF_TOKENS = frozenset({"MAX", "MIN", "NUM", "TOTAL", "COUNT", "PER"})
 _CONNECTION_STRING = re.compile(r"CONN(?:ECTION)?_?STR(?:ING)?(?![A-Z])")
@@ -58,7 +58,7 @@ _KEY_FORM = re.compile(
 _FORM_NAMES = tuple(_KEY_FORMS)
 _PRIVATE_KEY = re.compile(r"-----BEGIN ((?:[A-Z]+ )*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
 _URL_WITH_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]{1,20}://[^\s/:@'\"]{0,100}:([^\s/'\"]{1,200})@", re.IGNORECASE)
-"""Up to the last `@`, as passwords may have some of their own."""
+"""Matches up to the last `@`, because passwords may contain `@`."""
 _ACCOUNT_KEY = re.compile(r"(?:\A|;)\s*(?:AccountKey|SharedAccessKey|Password|Pwd)\s*=\s*([^;\s]{8,})", re.IGNORECASE)
 _PLACEHOLDERS = frozenset({"password", "pass", "pw", "secret", "xxx", "***", "..."})
 
@@ -128,7 +128,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def _secret_values(environ: Mapping[str, str], named: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield names and secret values of variables; for a URL or connection string with a password, also that."""
+    """Yield names and secret values of variables; for a URL or connection string, also the password in it."""
     for name, value in environ.items():
         password = _password_of(value)
         if name in named or password or is_secret_name(name):

@@ -1,7 +1,7 @@
 """Run a module of Treadle that handles hostile input as a child process, and exchange frames with it.
 
-The child gets no API keys and its own session. It ends when its pipes close, so it does not outlive a parent that is
-killed by more than what it is working on. The module itself limits its memory and confines itself.
+The child gets no API keys and its own session. It ends when its pipes close: if the parent is killed,
+it ends after the request that it is working on. The module itself limits its memory and confines itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WorkerEnded(Exception):
 
     @property
     def is_kill(self) -> bool:
-        """Whether the cause lies outside the process, and outside its input."""
+        """True if the cause is outside of the process and of its input."""
         return -self.code in _FROM_OUTSIDE
 
 
@@ -59,7 +59,7 @@ class ForkEnded(WorkerEnded):
 class WorkerProcess:
     """Process that answers one request after the other, or sends frames. It must be closed.
 
-    Each method waits for the one that another thread is in, except `kill`, which makes that one end.
+    Calls from several threads run one after the other, except `kill`, which ends the call in progress.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class WorkerProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can take a request. If not, it must be closed."""
+        """True if the process can take a request. If it cannot, it must be closed."""
         return self._is_idle and not self._is_killed and self.process.poll() is None
 
     def wait_ready(self) -> dict[str, Any]:
@@ -136,13 +136,13 @@ class WorkerProcess:
             return self._receive(self._clock.time() + limit_s, max_bytes)
 
     def enlarge_pipe(self) -> None:
-        """Let the process write more before it waits for its reader."""
+        """Enlarge the pipe of its output, so that it can write more before it has to wait for this process to read."""
         # The system refuses a larger pipe to a user who has many pipes.
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _READ_BYTES)
 
     def kill(self) -> None:
-        """Send SIGKILL. The exit code of a process that has ended stays."""
+        """Send SIGKILL; a process that has already ended keeps its exit code."""
         self._is_killed = True
         self.process.kill()
 

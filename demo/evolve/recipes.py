@@ -1,4 +1,4 @@
-"""Define the recipe of the demo and the benchmark: AgentEvolver for a policy that learns its start from a tutor."""
+"""Define the recipe of the demo and the benchmark: fine-tune a start on a tutor's rollouts, then AgentEvolver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TAUGHT = (
 
 
 def _with_taught_start(recipe: type[Recipe]) -> tuple[Step, ...]:
-    """Return the steps of a recipe with a start that learns rollouts of original tasks, in place of its own one."""
+    """Return the steps of a recipe, with `_TAUGHT` in place of its first step that fine-tunes."""
     place = next(place for place, step in enumerate(recipe.steps) if "sft" in step.stages)
     return (*recipe.steps[:place], *_TAUGHT, *recipe.steps[place + 1 :])
 

@@ -35,7 +35,7 @@ class HeldOutRollout:
 
 
 def heldout_rollouts(run: Run, model: str, iteration: int = 1) -> dict[str, list[HeldOutRollout]]:
-    """Return task -> scored rollouts of a model at the service. Raises RunError without scores."""
+    """Return the scored rollouts of a model at the service, by task. Raises RunError without scores."""
     scored = run.record(Address(iteration, "scores", model))
     if scored is None:
         raise RunError(f"run {run.run_id} has no scores of {model} in iteration {iteration}")
@@ -48,7 +48,7 @@ def heldout_rollouts(run: Run, model: str, iteration: int = 1) -> dict[str, list
 
 
 def ledger_figures(rollouts: Mapping[str, Mapping[str, Sequence[HeldOutRollout]]]) -> Figures:
-    """Return a table with one row per model; `rollouts` are those of each of its tasks."""
+    """Return a table with one row per model; `rollouts` has the rollouts of each model by task."""
     rows = tuple(
         _row(model, len(tasks), [one for group in tasks.values() for one in group]) for model, tasks in rollouts.items()
     )

@@ -20,12 +20,12 @@ INSTRUCTIONS = (
 )
 """Short, since on two cores every token of the prompt costs training time in each row."""
 HELPERS = ("explorer", "solver", "lesson_writer", "lesson_checker")
-"""Models that a companion serves, as training needs it, too, to label steps."""
+"""Models that a companion serves instead of the run, because training also calls them, to label steps."""
 KINDS = ("pay_cheapest", "cover", "cancel_small")
-"""Kinds of tasks that a model of 135 million weights learns; sums it does not."""
+"""Kinds of tasks that a model of 135 million weights can learn; it does not learn to add up amounts."""
 _HOST = "127.0.0.1"
 _TUTOR_WINDOW = 262_144
-"""Tokens of the helpers' prompts: theirs are bytes, and some prompts hold several rollouts."""
+"""Maximum number of tokens of the helpers' prompts: a token is one byte, and some prompts hold several rollouts."""
 
 
 @dataclass(frozen=True, slots=True)

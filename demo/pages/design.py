@@ -15,7 +15,7 @@ SHOPS = (
     "bakery", "barber", "bookshop", "butcher", "cinema", "florist", "gallery", "garage", "harbour", "hotel",
     "jeweller", "library", "museum", "nursery", "orchard", "pharmacy", "pottery", "theatre", "vineyard", "zoo",
 )  # fmt: skip
-"""What pages are about."""
+"""Shops that pages are about."""
 COLORS: Mapping[str, tuple[str, str]] = {
     "red": ("b91c1c", "fecaca"),
     "green": ("15803d", "bbf7d0"),
@@ -24,7 +24,7 @@ COLORS: Mapping[str, tuple[str, str]] = {
     "purple": ("7e22ce", "e9d5ff"),
     "pink": ("be185d", "fbcfe8"),
 }
-"""Color -> its dark shade, that of bars, and its light one, that of panels: Tailwind's 700 and 200, in RGB."""
+"""Color -> its dark shade for bars, and its light shade for panels: Tailwind's 700 and 200, in RGB."""
 CARD = "d1d5db"
 """Color of cards: Tailwind's gray-300."""
 NUM_CARDS = (2, 3, 4)
@@ -59,18 +59,18 @@ class Design:
 
 
 def request(shop: str) -> str:
-    """Return what the human asks for at first."""
+    """Return the human's first request, for a page about a shop."""
     return f"I want a page for my {shop}: a bar at the top, a panel with a heading, and cards below."
 
 
 def read_request(text: str) -> str | None:
-    """Return what the first request in a text is about; None if there is no request of this world."""
+    """Return the shop in the first request in a text; None if there is no request of this world."""
     match = _REQUEST.search(text)
     return match[1] if match else None
 
 
 def page(shop: str, design: Design) -> str:
-    """Return a page."""
+    """Return the HTML of a page."""
     card = f'<div class="bg-gray-300 h-60 p-4 text-lg">Our {shop}</div>'
     return (
         '<html><head><script src="https://cdn.tailwindcss.com"></script></head><body class="bg-white">'

@@ -14,7 +14,7 @@ _LABELS = {
 
 
 def page_figures(dialogues: Mapping[str, Iterable[Sequence[Dialogue]]]) -> Figures:
-    """Return a table with one row per model; `dialogues` are those of each of its tasks."""
+    """Return a table with one row per model; `dialogues` has the dialogues of each model, grouped by task."""
     rows = tuple(dialogue_row(_LABELS.get(model, model), groups) for model, groups in dialogues.items())
     header = ("held-out tasks", "dialogues", "same % [95 %]", "similarity x 100", "messages")
     note = (

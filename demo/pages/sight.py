@@ -23,7 +23,7 @@ from treadle.demo.pages.design import (
 
 _MAX_PIXELS = 16_000_000
 _NEAR = 12
-"""Greatest difference of a color in any channel."""
+"""Maximum difference, in each RGB channel, at which a pixel still has a color."""
 _DARK = 100
 """Brightness below which a pixel belongs to a heading."""
 
@@ -35,7 +35,7 @@ class Unseen(ValueError):
 
 
 def seen_design(png: bytes) -> Design | None:
-    """Return the design of the page in a picture, PNG; None for a page of another kind. Raises Unseen."""
+    """Return the design of the page in a PNG picture; None for a page of another kind. Raises Unseen."""
     pixels = _pixels(png)
     height, width, _ = pixels.shape
     if height < CARD_TOP + CARD_HEIGHT or width < len(PLACES):
@@ -72,7 +72,7 @@ def _named(pixel: Pixels, shade: int) -> str | None:
 
 
 def _place(panel: Pixels) -> Place | None:
-    """Return where the dark text in a panel is: in the third of the width that has its middle."""
+    """Return the place of the dark text in a panel: the third of the panel's width in which the text's middle is."""
     columns = np.flatnonzero((panel.max(axis=-1) < _DARK).any(axis=0))
     if not columns.size:
         return None

@@ -50,11 +50,11 @@ class Family:
         return f"def {self.name}_{thing}({self.parameter})"
 
     def request(self, thing: str) -> str:
-        """Return what the human asks for at first."""
+        """Return the human's first request, for a program about a thing."""
         return f"I need {self.signature(thing)}: {self.purpose.format(things=thing)}, with a {self.number}."
 
     def program(self, thing: str, number: int, option: str) -> str:
-        """Return the function for all details."""
+        """Return the source of the program with these details."""
         return f"{self.signature(thing)}:\n    return {self.bodies[option].format(number=number)}"
 
 
@@ -106,7 +106,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
     )
 }
-"""Family -> its programs."""
+"""Families by name."""
 
 _SIGNATURE = re.compile(rf"\bdef ({'|'.join(FAMILIES)})_([a-z]{{1,20}})\((?:xs|n|s)\)")
 _PROGRAM = re.compile(_SIGNATURE.pattern + r":\n    return ([^\n]{1,60})")
@@ -114,7 +114,7 @@ _PROGRAM = re.compile(_SIGNATURE.pattern + r":\n    return ([^\n]{1,60})")
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """All that decides a program.
+    """Everything that determines a program.
 
     Attributes:
         family: Family of the program.
@@ -130,7 +130,7 @@ class Details:
 
     @property
     def program(self) -> str:
-        """The program."""
+        """Source of the program with these details."""
         return self.family.program(self.thing, self.number, self.option)
 
 

@@ -1,4 +1,4 @@
-"""Define the recipes of the demo and the benchmark: SWEET-RL for a policy that learns its start from a tutor."""
+"""Define the recipes of the demo and the benchmark: fine-tune a start on a tutor's dialogues, then SWEET-RL."""
 
 from __future__ import annotations
 

@@ -78,7 +78,9 @@ def program_calls(details: Details, bits: int) -> dict[str, str]:
 
 
 def write_programs(folder: Path, *, taught: int, train: int, heldout: int, seed: int = 0) -> ProgramsFile:
-    """Write `questions.jsonl`, with the payload of the environment `colbench/backend`; equal parameters, equal bytes.
+    """Write `questions.jsonl`, with the payload of the environment `colbench/backend`.
+
+    Equal parameters give equal bytes.
 
     Args:
         folder: where to write; created if missing. A file of earlier questions there is replaced.
@@ -156,17 +158,17 @@ def _lists_around(number: int, bits: int) -> list[object]:
 
 
 def _amounts(number: int, bits: int) -> list[object]:
-    """Return different amounts."""
+    """Return different amounts, as arguments of test calls."""
     return list(_numbers(bits, 1, NUM_CALLS))
 
 
 def _words(number: int, bits: int) -> list[object]:
-    """Return words that are shorter than any width."""
+    """Return words that are shorter than any width that a program may have, as arguments of test calls."""
     return [THINGS[mix(bits, place, 1) % len(THINGS)] for place in range(NUM_CALLS)]
 
 
 def _texts(number: int, bits: int) -> list[object]:
-    """Return texts in lower case and in capitals."""
+    """Return texts in lower case and in capitals, as arguments of test calls."""
     words = [THINGS[mix(bits, place, 1) % len(THINGS)] for place in range(2 * NUM_CALLS)]
     texts = [f"{first} and {second}" for first, second in zip(words[::2], words[1::2], strict=True)]
     return [text.swapcase() if place % 2 else text for place, text in enumerate(texts)]

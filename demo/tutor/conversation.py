@@ -61,9 +61,9 @@ def read_prompt(prompt: str) -> Conversation:
 
 
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
-    """Parse the messages of a chat request: the turn goes on after the first message of the user.
+    """Parse the messages of a chat request; all messages after the user's first one belong to the open turn.
 
-    Without any reply so far, that message may specify how the turn begins.
+    The user's first message may specify how the turn begins.
     """
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
     first = next((place for place, message in enumerate(messages) if message["role"] == "user"), len(messages))

@@ -1,6 +1,6 @@
 """Play critic and refiner by rule: find the flaw, explain it, rewrite the step, shorten a thought.
 
-They derive what the question needs and what the results say (`diagnosis`), so they are right, in the formats of
+Both derive the right step from the question and the results (`diagnosis`), and reply in the formats of
 datagen/prompts. The noisy persona is careless at a rate: it overlooks a flaw, takes another step, or ignores the
 format.
 """

@@ -81,7 +81,7 @@ def read_question(text: str) -> str:
 
 
 def right_turn(question: str, before: Sequence[Step], draws: Draws) -> tuple[str, str]:
-    """Return the right thought and action after some steps."""
+    """Return the thought and action of the strong policy after these steps."""
     calls = tuple(call for step in before for call in step.calls)
     return plan(Conversation("", question, calls), STRONG, draws)
 
@@ -92,7 +92,7 @@ def first_error(question: str, steps: Sequence[Step], draws: Draws) -> Flaw | No
 
 
 def first_redundancy(question: str, steps: Sequence[Step], draws: Draws) -> Flaw | None:
-    """Return the first step whose call or thought is unnecessary; a call without a useful result is."""
+    """Return the first step with an unnecessary call or thought; a call without a useful result is unnecessary too."""
     return next((flaw for flaw in _flaws(question, steps, draws) if flaw.step.calls or flaw.kind == "wordy"), None)
 
 

@@ -31,8 +31,8 @@ class KnownDetails:
 
     Attributes:
         number: The number; None until the human reveals it.
-        option: The option; None as well.
-        num_asked: How often each was asked for, the number first.
+        option: The option; None until the human reveals it.
+        num_asked: How often the agent asked for the number, and for the option.
     """
 
     number: int | None
@@ -81,7 +81,7 @@ def next_dialogue_turn(conversation: Conversation, role: DialogueRole, guess: fl
 
 
 def human_reply(prompt: str) -> str:
-    """Return what the human says to the last message of the agent in a prompt that holds the hidden program.
+    """Return the human's reply to the last message of the agent in a prompt that holds the hidden program.
 
     Only the first paragraph of the message is read.
     """
@@ -89,14 +89,14 @@ def human_reply(prompt: str) -> str:
     said = list(_AGENT.finditer(prompt))
     if details is None or not said:
         return UNKNOWN
-    # A prompt may go on with rules, and end with the mark of the speaker whose turn it is.
+    # Rules may follow the dialogue in the prompt, and it may end with the name of the next speaker.
     texts = [_END.split(prompt[match.end() :], maxsplit=1)[0].strip() for match in said]
     asked = next((text for text in reversed(texts) if text), "")
     return reply_to(asked, details)
 
 
 def reply_to(question: str, details: Details) -> str:
-    """Return what the human says to a question: a sentence for each detail that it asks for."""
+    """Return the human's reply to a question: a sentence for each detail that the question asks for."""
     words = set(re.findall(r"[a-z]+", question.lower()))
     family = details.family
     told = [f"The {family.number} is {details.number}."] if family.number in words else []

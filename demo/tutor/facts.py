@@ -52,7 +52,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 
 
 def read_facts(calls: Iterable[Call]) -> dict[tuple[str, str], str]:
-    """Return (name, attribute) -> value for every sentence of the sample world in the search results."""
+    """Return the value in every sentence of the sample world in the search results, by (name, attribute)."""
     facts: dict[tuple[str, str], str] = {}
     for call in calls:
         if call.tool != "search" or not call.result:

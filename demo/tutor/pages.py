@@ -29,7 +29,7 @@ _TOLD = {
     "heading": re.compile(rf"\bheading must be (?:on|in) the ({'|'.join(PLACES)})\b"),
     "num_cards": re.compile(r"\bmust be (\d) cards\b"),
 }
-"""Detail of a design -> what the human says about it."""
+"""Detail of a design -> pattern of the human's sentence about it."""
 
 
 def next_page_turn(conversation: Conversation, role: PageRole, draws: Draws) -> str:
@@ -49,7 +49,7 @@ def next_page_turn(conversation: Conversation, role: PageRole, draws: Draws) -> 
 
 
 def page_reply(pictures: Sequence[bytes]) -> str:
-    """Return what the human says about pictures: of the page so far, if there is one, and of the target page."""
+    """Return the human's reply to pictures of the page so far (if there is one) and of the target page."""
     from treadle.demo.pages.sight import Unseen, seen_design  # loads numpy and Pillow
 
     if not pictures:
@@ -67,7 +67,7 @@ def page_reply(pictures: Sequence[bytes]) -> str:
 
 
 def _sentences(wanted: Design, shown: Design | None) -> list[str]:
-    """Return a sentence for each detail that differs, or for all."""
+    """Return a sentence for each detail in which the designs differ; for every detail if no page is shown."""
     said = {
         "bar": f"The bar must be {wanted.bar}",
         "panel": f"The panel must be {wanted.panel}",
@@ -93,7 +93,7 @@ def _guessed(draws: Draws) -> Design:
 
 
 def _changed(design: Design, reply: str) -> Design:
-    """Return a design with what a reply says."""
+    """Return a design with the changes that the human's reply asks for."""
     told = {name: match[1] for name, pattern in _TOLD.items() if (match := pattern.search(reply))}
     changes: dict[str, Any] = dict(told)
     if "num_cards" in told:

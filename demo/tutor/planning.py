@@ -98,7 +98,7 @@ def _count_missing(asked: RecognizedQuestion, num_missing: int) -> str:
 
 
 def _sought(asked: RecognizedQuestion) -> str:
-    """Return the word for what is sought, as questions say it, so that it can be copied."""
+    """Return the word for the requested value as in the question, such as `larger` or `largest`."""
     combine = asked.template.combine
     return combine if len(asked.template.paths) == 2 else f"{combine.removesuffix('er')}est"
 
@@ -159,8 +159,8 @@ def _conclude(asked: RecognizedQuestion, values: Sequence[str]) -> tuple[str, st
 def _count(asked: RecognizedQuestion, values: Sequence[str], winner: int) -> str:
     """Return a comparison by counting to the first digit that a value begins with.
 
-    No step needs an order of digits but that of counting: a digit is followed by its name, or else by the next digit.
-    What is sought is said again right before the count, which it decides.
+    A small model can write this without comparing digits: each digit of the count is followed by the next one, the
+    last by the name that has it. The requested value is repeated right before the count, whose direction it decides.
     """
     names = [asked.names[path[0]] for path in asked.template.paths]
     digits = [value[0] for value in values]
@@ -187,5 +187,5 @@ def _named(name: str, attribute: str) -> str:
 
 
 def _answer(value: str) -> str:
-    # A name has the same tokens as in the text before it only after a space.
+    # Only after a space does a name have the same tokens as in the text before it.
     return f"<answer> {value}</answer>"

@@ -94,9 +94,11 @@ def next_facts(question: str, calls: Sequence[Call]) -> frozenset[tuple[str, str
 def follow_paths(
     asked: RecognizedQuestion, facts: Mapping[tuple[str, str], str]
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Follow every path of a question as far as facts are known; return missing facts and final values.
+    """Follow every path of a question as far as its facts are known.
 
-    Facts are values by name and attribute.
+    Returns the missing facts as (name, attribute), and the values at the ends of complete paths.
+
+    `facts` has values by name and attribute.
     """
     missing, values = [], []
     for slot, *attributes in asked.template.paths:
@@ -169,7 +171,7 @@ class _Planner:
         return all(call.argument for call in self._calls) and self._draws.happens("early", self._rates.early)
 
     def resolve(self) -> tuple[list[tuple[str, str]], list[str]]:
-        """Follow every path as far as facts are known; return missing (name, attribute) pairs and final values."""
+        """Follow every path of the question as far as facts are known; see `follow_paths`."""
         return follow_paths(self._asked, self._facts)
 
     def _left(self, missing: tuple[str, str]) -> int:
@@ -200,7 +202,10 @@ class _Planner:
         return f"abs({values[0]} - {values[1]})" if combine == "difference" else None
 
     def _printed(self, expression: str) -> str | None:
-        """Return the number that the right program printed; the noisy policy trusts any program unless it doubts."""
+        """Return the number that the right program printed; None without one.
+
+        The noisy policy trusts the output of any program, unless it reconsiders (`doubting`).
+        """
         for call in reversed(self._calls):
             number = read_number(call)
             if number is not None and (self._trusts_any_program or computes(call, expression)):
@@ -222,7 +227,7 @@ class _Planner:
         return thought, f"<python>{self._draws.choose('code', _CODES).format(expression)}</python>"
 
     def _repeat(self) -> tuple[str, str] | None:
-        """Return a redundant call, at most one, and only if the trajectory has none so far."""
+        """Return a repeated call at the rate `redundant`, at most one per trajectory; None otherwise."""
         if not self._calls or len({(call.tool, call.argument) for call in self._calls}) < len(self._calls):
             return None
         if not self._draws.happens("redundant", self._rates.redundant):

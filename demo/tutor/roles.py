@@ -1,6 +1,6 @@
 """Detect role and task of a prompt, and play judge and summarizer by rule, in the formats of docs/behaviour/demo.md.
 
-The words that set a task are few and plain, because users may replace the prompt files.
+Tasks are recognized by a few plain words, because users may replace the prompt files.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
 def role_of(model: str, conversation: Conversation) -> Role:
     """Return the role in a model name's suffix; else guess it from the prompt; else the policy.
 
-    Dialogues about programs have marks of their own, and tasks of the ledger their wordings. Else the system message
-    decides. If it sets no task, the instructions of a planning agent in the user's message do.
+    Dialogues about programs and tasks of the ledger are recognized by their wordings. Otherwise the system message
+    decides; if it sets no task, the instructions of a planning agent in the user's message decide.
     """
     for role in _SUFFIXES:
         if model.endswith(f"-{role}"):

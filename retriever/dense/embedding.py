@@ -36,8 +36,8 @@ def embed_documents(
 ) -> Iterator[list[Path]]:
     """Write the missing shards and yield all, as `.npy` files of float32 rows in corpus order.
 
-    `identity` is that of the index. Memory: one shard and what the encoder needs. Raises ModelError if the encoder
-    fails or returns numbers that are not finite.
+    `identity` is the identity of the index. Memory: one shard and what the encoder needs. Raises ModelError if the
+    encoder fails or returns numbers that are not finite.
     """
     folder = _folder(cache, identity)
     # An index of another type may need the same vectors: it finds them, unless they have been deleted by then.

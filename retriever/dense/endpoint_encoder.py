@@ -34,7 +34,7 @@ _CHARS_PER_TOKEN: Final = 8
 
 
 class EndpointEncoder(Encoder):
-    """An encoder on servers. Opening it requests the vectors' length. Requests run in a thread of its own."""
+    """An encoder on servers. Opening it requests one vector to learn the length. Requests run in a separate thread."""
 
     def __init__(self, settings: EncoderSettings, *, backoff_s: float = 0.5) -> None:
         """Connect; raise ConfigError if a prefix is not set, ModelError if no server answers."""

@@ -69,7 +69,7 @@ class ServiceExtension(Protocol):
         ...
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Hold open what the routes use. Raises TreadleError, which ends the service."""
+        """Keep the resources of the routes open during a block. Raises TreadleError, which ends the service."""
         ...
 
 

@@ -49,7 +49,7 @@ async def read_request(
     *,
     no_json: str = "",
 ) -> T_Request:
-    """Return the body of a request as a model; raise HTTPException if it is none, with a hint if it is of `other`.
+    """Return the body of a request as a model; raise HTTPException if it is invalid, with a hint if it fits `other`.
 
     The status is 422, or 400 with the text `no_json`, if that is given, for a body that is not JSON at all.
     """

@@ -39,7 +39,7 @@ class TokenGuard:
 
 
 def listen(settings: ListenSettings) -> socket.socket:
-    """Return a listening socket. Raises ConfigError if the address cannot be had."""
+    """Return a listening socket. Raises ConfigError if the address cannot be bound."""
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)

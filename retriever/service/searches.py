@@ -49,7 +49,7 @@ class RetrievalService:
         self.metrics = Metrics(self._num_waiting, self._num_free)
 
     async def open(self, index: Index) -> None:
-        """Start answering searches."""
+        """Start answering searches in this index."""
         settings = self.settings
         batcher = MicroBatcher(
             index,

@@ -1,6 +1,7 @@
 """Place the trajectories of models in a plane by what they do: trajectories that act alike are near each other.
 
-The picture of the action space of ET-Agent (arXiv 2601.06860): ten trajectories per question, embedded, by t-SNE.
+Follows the picture of the action space in ET-Agent (arXiv 2601.06860): ten trajectories per question are embedded and
+placed by t-SNE.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ActionSpace:
         points: A row per trajectory: `model`, `dataset`, `question_key`, `rollout_key`, `sample_index`, `x`, `y` (no
             unit: only nearness has a meaning).
         caption: What was drawn and how.
-        models: Their names, in the order of the colours.
+        models: Names of the models, in the order of their colours in the picture.
     """
 
     points: RowTable
@@ -75,7 +76,7 @@ class ActionSpace:
         return f"<action space: {self.caption}>"
 
     def _repr_html_(self) -> str:
-        # As an image, it cannot do anything to the notebook.
+        # Scripts in an SVG do not run if it is embedded as an image.
         picture = base64.b64encode(self.svg).decode()
         words = escape(self.caption)
         return f'<img alt="{words}" src="data:image/svg+xml;base64,{picture}"><p>{words}</p>'
@@ -92,9 +93,9 @@ def action_space(
 ) -> ActionSpace:
     """Choose trajectories of models on the same questions, and place them.
 
-    Of the questions, those are taken that most models were asked and that have the most trajectories, with at most
-    `MAX_POINTS` trajectories in all. Failed rollouts, and those that did nothing, are left out. Raises ConfigError for
-    wrong bounds, unknown models or without scikit-learn, DataError if there are too few trajectories.
+    Questions that most models were asked come first, then those with the most trajectories. At most `MAX_POINTS`
+    trajectories are placed. Failed rollouts, and rollouts in which the model wrote nothing, are left out. Raises
+    ConfigError for wrong bounds, unknown models or without scikit-learn, DataError if there are too few trajectories.
     """
     version = require_scikit_learn()
     most = MAX_POINTS // MAX_DRAWN
@@ -164,14 +165,14 @@ def _drawn_models(known: Sequence[str], wanted: Sequence[str] | None) -> list[st
 def _chosen(
     rows: Sequence[dict[str, Any]], num_questions: int, per_question: int, models: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return at most `per_question` rows of each model on the chosen questions, by model, question and sample."""
+    """Return at most `per_question` rows of each model on the chosen questions, sorted by model."""
     by_question: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
         by_question.setdefault(row["question_key"], {}).setdefault(row["model"], []).append(row)
 
     def rank(key: str) -> tuple[int, int, str]:
         asked = by_question[key].values()
-        # Keys are digests, so among equal questions the choice is arbitrary but always the same.
+        # Keys are digests, so the choice among questions of equal rank is arbitrary but always the same.
         return -len(asked), -sum(min(per_question, len(found)) for found in asked), key
 
     room = max(1, MAX_POINTS // (per_question * max(1, len(models))))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Matrix = NDArray[np.float64]
 
 _MAX_ACTIONS = 24
-"""Actions of a trajectory that an encoder reads; of more, as many evenly over the trajectory."""
+"""Maximum number of actions of a trajectory that are encoded; of more actions, as many evenly spaced ones."""
 _NGRAMS = (3, 4)
 _MAX_NGRAMS = 20_000
 _DIMENSIONS = 50
@@ -37,8 +37,8 @@ def require_scikit_learn() -> str:
 def vectors_of(trajectories: Sequence[Sequence[str]], encoder: EncoderSettings | None, seed: int) -> tuple[Matrix, str]:
     """Return a vector of length 1 per trajectory, given its actions, and a description of how they were made.
 
-    The vector of a trajectory is the mean of those of its actions; without an encoder, it is made of the letters in
-    them. Raises DataError if no action has letters, and as `open_encoder` does.
+    With an encoder, the vector of a trajectory is the mean of the vectors of its actions; without one, it is computed
+    from the n-grams of letters in them. Raises DataError if no action has letters, and as `open_encoder` does.
     """
     if encoder is None:
         return _ngram_vectors(trajectories, seed)
@@ -57,7 +57,7 @@ def vectors_of(trajectories: Sequence[Sequence[str]], encoder: EncoderSettings |
 
 
 def _spread(actions: Sequence[str]) -> list[str]:
-    """Return all actions, or `_MAX_ACTIONS` of them with the first and the last."""
+    """Return all actions, or `_MAX_ACTIONS` evenly spaced ones that include the first and the last."""
     if len(actions) <= _MAX_ACTIONS:
         return list(actions)
     return [actions[place * (len(actions) - 1) // (_MAX_ACTIONS - 1)] for place in range(_MAX_ACTIONS)]
@@ -91,7 +91,7 @@ def _described(dimensions: int) -> str:
 
 
 def tsne_points(vectors: Matrix, seed: int) -> tuple[Matrix, float]:
-    """Return the points of t-SNE, of shape (number, 2), and its perplexity; equal input gives equal points.
+    """Return the points of t-SNE, of shape (number of vectors, 2), and its perplexity; equal input gives equal points.
 
     Needs at least four vectors.
     """
@@ -101,7 +101,7 @@ def tsne_points(vectors: Matrix, seed: int) -> tuple[Matrix, float]:
 
     perplexity = min(_MOST_PERPLEXITY, float((len(vectors) - 1) // 3))
     wide = np.pad(vectors, ((0, 0), (0, max(0, 2 - vectors.shape[1]))))
-    # The start by principal components needs a spread in both of its directions.
+    # Initialization by principal components needs vectors that vary in at least two directions.
     start: Any = "pca" if np.linalg.matrix_rank(wide - wide.mean(axis=0), tol=1e-6) >= 2 else "random"
     # Sums over threads differ in their last digits, which t-SNE amplifies.
     with threadpool_limits(1):

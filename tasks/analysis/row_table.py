@@ -1,4 +1,4 @@
-"""Hand rows to the libraries that people analyse with."""
+"""Convert rows of tables to pandas, polars, DuckDB and Arrow."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class RunResults:
         )
 
     def _judged(self, record: StageRecord) -> pa.Table:
-        """Return the verdicts on the rollouts of a result; no rows without any."""
+        """Return the verdicts on the rollouts of a result; a table without rows if they have no finished `scores`."""
         columns = ["rollout_key", *JUDGED]
         scored = scored_of(self.run, record)
         if scored is None:
@@ -205,7 +205,7 @@ class RunResults:
 
 
 def _whole(run: Run, record: StageRecord, kind: str, columns: Sequence[str]) -> pa.Table:
-    """Return these columns of all rows of a table, with the instance that made them."""
+    """Return these columns of all rows of a table, and the column `INSTANCE` with the address of the instance."""
     rows = table_of(run, record, kind, columns)
     return rows.append_column(INSTANCE, pa.array([record.address] * rows.num_rows, pa.string()))
 
@@ -215,7 +215,7 @@ def _loaded(
 ) -> list[str]:
     """Return the columns to load: the requested ones and keys; by default all but hidden ones and `TOKENS`.
 
-    `added` are columns that are joined. Raises RunError for a column that is neither.
+    `added` are columns of other tables that are joined later. Raises RunError for a column that is in neither.
     """
     table = known_table(kind)
     usual = [name for name in table.visible if not (added and name == TOKENS)]
@@ -224,7 +224,7 @@ def _loaded(
     if unknown := [name for name in wanted if name not in (*table.schema.names, *added, INSTANCE)]:
         names = dict.fromkeys((*usual, *added, INSTANCE))
         raise RunError(f"{kind} have no column {unknown[0]!r}; there are {', '.join(names)}")
-    # Without a column of its own a batch has no number of rows.
+    # Keys are always loaded: a batch without any column of this table would have no number of rows.
     return [name for name in table.schema.names if name in wanted or name in (*keys, *table.key)]
 
 

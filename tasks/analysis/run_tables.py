@@ -25,7 +25,10 @@ def kinds_of(run: Run) -> list[str]:
 
 
 def records_with(run: Run, kind: str, iteration: int | None) -> list[StageRecord]:
-    """Return the results that hold a kind of table, each of equal ones once; raise RunError if there is none."""
+    """Return the results with a table of this kind; raise RunError if there is none.
+
+    Without `iteration`, a result that later iterations reused is returned once.
+    """
     records = run.records()
     chosen = own_results(records) if iteration is None else records
     found = [
@@ -42,7 +45,7 @@ def records_with(run: Run, kind: str, iteration: int | None) -> list[StageRecord
 
 
 def known_table(kind: str) -> Table:
-    """Return the table of a kind that a run has; its reader has refused unknown ones."""
+    """Return the definition of a table that a run has; callers ensure that the kind is known."""
     table = find_table(kind)
     assert table is not None, "tables of finished results are known"
     return table
@@ -58,7 +61,7 @@ def batches_of(run: Run, record: StageRecord, kind: str, columns: Sequence[str])
 
 
 def table_of(run: Run, record: StageRecord, kind: str, columns: Sequence[str]) -> pa.Table:
-    """Return the same as one table in memory."""
+    """Return the rows of `batches_of` as one table in memory."""
     return pa.Table.from_batches(
         list(batches_of(run, record, kind, columns)), schema=parsed_schema(known_table(kind), columns)
     )
@@ -75,15 +78,16 @@ def asked_of(run: Run, record: StageRecord) -> pa.Table:
 
 
 def scored_of(run: Run, record: StageRecord) -> StageRecord | None:
-    """Return the result with the verdicts on the rollouts of another one; None if it has not finished."""
+    """Return the result of the `scores` instance for the rollouts of `record`; None if it has not finished."""
     scored = run.record(replace(Address.parse(record.address), stage="scores"))
     return scored if scored is not None and "scores" in scored.outputs else None
 
 
 def joined(rows: pa.Table, key: str, others: pa.Table, columns: Sequence[str], **titles: str) -> pa.Table:
-    """Return rows with columns of the other row of the same key, null without one; Arrow's own join takes no lists.
+    """Join `columns` of `others` to `rows` by the column `key`, with nulls for rows without a match.
 
-    `titles`: column -> its name in the result. Columns that the rows already have are not replaced.
+    Arrow's own join does not accept list columns. `titles`: column -> its name in the result. Columns that the rows
+    already have are not replaced.
     """
     places = {value: place for place, value in enumerate(others[key].to_pylist())}
     indices = pa.array([places.get(value) for value in rows[key].to_pylist()], pa.int64())

@@ -18,12 +18,12 @@ from treadle.tasks.inspection.lineage import FoundRollout
 from treadle.viewer.segments import ShownSegment, pieces_of
 
 _EDGE_ROWS = 5
-"""Rows that are shown of the start and of the end of a long table."""
+"""Number of rows that are shown from the start, and from the end, of a long table."""
 _MAX_COLUMNS = 20
 _CELL_CHARS = 60
 _CELL_ITEMS = 8
 _MAX_LINES = 100
-"""Rows that are shown of the instances of a run."""
+"""Maximum number of instances of a run that are shown."""
 _MAX_PIECES = 200
 _MAX_CHARS = 60_000
 """Characters of a trajectory that are shown in full; later pieces are shown by their first line."""
@@ -68,7 +68,7 @@ def table_html(rows: pa.Table) -> str:
 
 
 def run_html(name: str, created_at: str, instances: Sequence[tuple[str, str, str]]) -> str:
-    """Return the finished instances of a run, given as address, tables with their rows, and time of the end."""
+    """Return the finished instances of a run, given as (address, tables with numbers of rows, end time)."""
     shown = instances[:_MAX_LINES]
     more = f"<p>and {len(instances) - len(shown):,} more</p>" if len(instances) > len(shown) else ""
     body = _grid(("instance", "tables", "finished"), shown) if shown else "<p>Nothing has finished yet.</p>"

@@ -53,7 +53,7 @@ COLUMNS: Mapping[str, tuple[pa.DataType, str]] = {
 SCHEMA = pa.schema([pa.field(name, kind, metadata={"doc": doc}) for name, (kind, doc) in COLUMNS.items()])
 _SAME = {"gold": "answers", "right": "correct", "num_calls": "calls_executed", "num_failed_calls": "failed_calls",
          "calls": "tools"}  # fmt: skip
-"""Column -> column of rollouts that it is."""
+"""Column -> its name in `questions`, `scores` or `rollouts`, if that differs."""
 _ROLLOUT = (
     "rollout_key", "model", "dataset", "domain", "environment", "sample_index", "question_key", "status", "truncated",
     "text", "num_turns", "calls_executed", "failed_calls", "tools", "prompt_tokens", "completion_tokens",
@@ -64,10 +64,10 @@ _NO_ROW: Mapping[str, Any] = {}
 
 
 def trajectory_batches(run: Run, *, model: str | None = None, iteration: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield one row per rollout with the columns of `COLUMNS`, each of equal results once.
+    """Yield one row per rollout with the columns of `COLUMNS`, in batches; a reused result is read once.
 
-    Verdicts and measured times are null without their tables. Raises RunError if no rollouts have finished, or no
-    rollouts of this model, DataError if measured times cannot be read.
+    Verdicts are null if `scores` has not finished, measured times if there is no telemetry. Raises RunError if
+    no rollouts have finished, or no rollouts of this model, DataError if measured times cannot be read.
     """
     records = records_with(run, "rollouts", iteration)
     if model is not None:
@@ -98,7 +98,7 @@ def _records_of(run: Run, records: Sequence[StageRecord], model: str) -> list[St
 
 
 class _Joiner:
-    """What is known about the rollouts of one instance beyond their own table."""
+    """Joins the rollouts of one instance with their questions, verdicts and measured times."""
 
     def __init__(self, run: Run, record: StageRecord) -> None:
         self._address = record.address
@@ -110,7 +110,7 @@ class _Joiner:
         self._times = FollowingRows(_measured(run, record), f"times of {record.address}")
 
     def joined(self, rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows of the joined table for these rollouts, which are the next ones of the instance."""
+        """Return the rows of the joined table for these rollouts; call it in the order of the `rollouts` table."""
         keys = [row["rollout_key"] for row in rollouts]
         places = pa.array([self._places.get(row["question_key"]) for row in rollouts], pa.int64())
         asked = self._questions.select(ASKED).take(places).to_pylist()
@@ -148,21 +148,21 @@ class FollowingRows:
 
     @property
     def num_held(self) -> int:
-        """Rows that were read and not yet asked for."""
+        """Number of rows that were read and not yet returned."""
         return len(self._waiting)
 
     def take(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return the rows of the next rollouts by their keys; raise DataError for rows in another order."""
         wanted = set(keys)
         found = {key: self._waiting.pop(key) for key in wanted & self._waiting.keys()}
-        # A row that waits belongs to a later rollout, so the requested ones that are still missing have no row.
+        # A row that is still held belongs to a later rollout, so the requested rollouts without a row have none.
         while len(found) < len(wanted) and not self._waiting and (batch := next(self._batches, None)) is not None:
             self._read(batch, wanted, found)
         self._without |= wanted - found.keys()
         return found
 
     def close(self) -> None:
-        """Read the rest; raise DataError if it has a row of a rollout that was asked for before."""
+        """Read the remaining rows; raise DataError if one belongs to a rollout that `take` has returned no row for."""
         for batch in self._batches:
             self._read(batch, (), {})
             self._waiting.clear()
@@ -176,7 +176,7 @@ class FollowingRows:
 
 
 def _measured(run: Run, record: StageRecord) -> Iterator[pa.RecordBatch]:
-    """Yield the measured times of the rollouts of a result; none if they are lost, as they belong to no artifact."""
+    """Yield the measured times of the rollouts of a result; nothing if the telemetry file no longer exists."""
     import pyarrow.parquet as pq
 
     key = record.telemetry.get(ROLLOUT_TELEMETRY.kind)

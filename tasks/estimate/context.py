@@ -35,7 +35,7 @@ class EstimateContext:
     run: Run | None
     """None if the run does not exist yet."""
     to_run: frozenset[str]
-    """Addresses."""
+    """Addresses of the instances that are going to run."""
     force: bool
     preview: Preview = EMPTY_PREVIEW
     """Inputs that were counted in advance."""
@@ -111,7 +111,10 @@ def questions_of(item: Instance, settings: PoolsSettings | RolloutsSettings, con
 
 
 def expected_shares(instances: Sequence[Instance]) -> dict[str, float]:
-    """Return name of environment -> share of the questions, from the limits of sources; those without count equally."""
+    """Return the share of questions by name of environment, in proportion to the limits of the sources.
+
+    If a source has no limit, all sources count equally.
+    """
     settings = [made.settings for made in instances if isinstance(made.settings, QuestionsSettings)]
     sources = [source for one in settings[:1] for source in one.sources]
     is_limited = all(source.limit is not None for source in sources)
@@ -122,7 +125,7 @@ def expected_shares(instances: Sequence[Instance]) -> dict[str, float]:
 
 
 def _shares(counts: Counter[str]) -> dict[str, float]:
-    """Return the shares of counts; all in the default environment if there are none."""
+    """Return the share of each count in their sum; without counts, the default environment has a share of 1."""
     total = counts.total()
     return {name: count / total for name, count in counts.items()} if total else {DEFAULT_ENVIRONMENT: 1.0}
 

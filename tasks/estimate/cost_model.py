@@ -57,14 +57,17 @@ class ExpectedUsage:
     roles: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, role: str, calls: float, prompt_tokens: float, completion_tokens: float) -> None:
-        """Add a number of calls with so many tokens each."""
+        """Add calls of a role, with the tokens of one call."""
         counts = self.roles.setdefault(role, Counter())
         for name, value in (("calls", 1.0), ("prompt_tokens", prompt_tokens), ("completion_tokens", completion_tokens)):
             counts[name] += calls * value  # type: ignore[assignment]
 
 
 def mean_cost(shares: Mapping[str, float], cost: Callable[[str], ExpectedUsage]) -> ExpectedUsage:
-    """Return the expected usage of a question of a mixture; `cost`: that of one of an environment, by its name."""
+    """Return the mean usage of a question if these shares of the questions belong to the named environments.
+
+    `cost` returns the expected usage of a question of one environment, given its name.
+    """
     mean = ExpectedUsage()
     for name, share in shares.items():
         for role, counts in cost(name).roles.items():
@@ -82,7 +85,7 @@ def result_tokens(environment: EnvironmentSettings) -> float:
 def web_searches(environment: EnvironmentSettings, model_calls: float) -> float:
     """Return the expected web searches for a number of policy calls; 0 if no provider is called.
 
-    All turns but the last call a tool, and all tools are called equally often.
+    Assumes that every turn except the last calls a tool, and that all tools are called equally often.
     """
     search, turns = environment.search_tool, ExpectedRollout(environment).turns
     if search is None or not environment.searches_web or search.web is None or search.web.mode == "replay":
@@ -107,7 +110,10 @@ class ExpectedRollout:
         return self.turns * ASSUMPTIONS.sampled_per_turn + (self.turns - 1) * result_tokens(self.environment)
 
     def add_turns(self, expected: ExpectedUsage, times: float, turns: float, before: float = 0.0) -> None:
-        """Add turns of the policy, each prompted with everything before it; `before`: tokens of a prefix."""
+        """Add the usage of `times` rollouts of `turns` turns each; `before`: tokens of a prefix before the first turn.
+
+        Each turn is prompted with everything before it.
+        """
         system = self.environment.num_system_chars / _CHARS_PER_TOKEN
         per_turn = ASSUMPTIONS.sampled_per_turn + result_tokens(self.environment)
         prompt = system + ASSUMPTIONS.question_tokens + before + (turns - 1) / 2 * per_turn
@@ -132,7 +138,7 @@ def scores_cost(
     expected, one = ExpectedUsage(), ExpectedRollout(environment)
     judge = options.judges
     asked = 1.0 - ASSUMPTIONS.share_right if judge.NEEDS_ANSWERS else 1.0
-    # Rules other than math share the rest of the questions; which of them a question has is not known.
+    # Only the share of math questions is known: any other rules together get the rest.
     shares = {share_math if rule == "math" else 1 - share_math for rule in judge.domains}
     judged = asked * (min(1.0, sum(shares)) if shares else 1.0)
     for name in judge.models if judged else ():

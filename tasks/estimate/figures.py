@@ -25,7 +25,7 @@ class RoleEstimate:
     def of_units(
         cls, role: str, name: str, model: ModelSettings | None, used: Mapping[str, float], num_units: int
     ) -> RoleEstimate:
-        """Build it from the mean usage of one unit; `name`: of the model, whose settings give the prices."""
+        """Multiply the mean usage of one unit by `num_units`; `name` is the model's name, `model` has its prices."""
         prompt, completion = (round(used[kind] * num_units) for kind in ("prompt_tokens", "completion_tokens"))
         cost = model.cost(prompt, completion) if model is not None and model.is_priced else None
         return cls(role, name, round(used["calls"] * num_units), prompt, completion, cost)
@@ -67,5 +67,5 @@ class Estimate:
         return sum(cost for cost in costs if cost is not None) if None not in costs else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-able form."""
+        """Return the estimate in a JSON-able form."""
         return {**asdict(self), "num_tokens": self.num_tokens, "cost": self.cost, "estimate": True}

@@ -63,7 +63,10 @@ def estimate_of_judges(item: Instance, settings: ScoresSettings, context: Estima
 
 
 def _modelled(settings: ScoresSettings, made: RolloutsSettings, questions: QuestionCount) -> ExpectedUsage:
-    """Return the expected usage of one rollout; votes, and judges that need gold answers, skip tasks without."""
+    """Return the expected usage of one rollout.
+
+    Tasks without gold answers are skipped by votes, and by judges that need gold answers.
+    """
     environments, options = made.named_environments(), settings.options
 
     def cost(name: str) -> ExpectedUsage:

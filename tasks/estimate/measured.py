@@ -106,6 +106,6 @@ def _mean(usage: Mapping[str, Mapping[str, int]], count: int, where: str, units:
 
 
 def mean_usage(item: Instance, run: Run | None, modelled: ExpectedUsage, what: str) -> MeanUsage:
-    """Return the measured usage of a unit, else that of the cost model of `what`."""
+    """Return the measured mean usage of a unit, else the usage by the cost model, `modelled`; `what` names the unit."""
     basis = f"nothing measured yet: the cost model of {what}"
     return measured(item, run) or MeanUsage(modelled.roles, basis, measured=False)

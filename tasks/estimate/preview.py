@@ -31,7 +31,7 @@ class Preview:
 def preview(
     instances: Sequence[Instance], steps: Sequence[PlannedStep], run: Run | None, *, force: bool
 ) -> Iterator[Preview]:
-    """Yield what the steps of a plan would find; nothing is written to the run's root.
+    """Yield the inputs and finished work that the planned steps would find; nothing is written to the run's root.
 
     Questions are made in a temporary folder that is deleted after the block. If no instance that would run has an
     earlier attempt, yields `EMPTY_PREVIEW`.
@@ -75,7 +75,7 @@ class _Counter:
                 continue
 
     def count(self, steps: Sequence[PlannedStep], *, force: bool) -> dict[str, Reuse]:
-        """Return address -> finished and open jobs of instances that would run."""
+        """Return the finished and open jobs of the instances that would run, by address."""
         found = {}
         for step in steps:
             item = self._items[step.address]
@@ -93,7 +93,7 @@ class _Counter:
         return found
 
     def _is_kept(self, producer: Address) -> bool:
-        """Return whether the current result of an instance is kept."""
+        """Return whether an instance's current result is kept, so that the plan does not run it."""
         return str(producer) not in self._steps or self._steps[str(producer)].action == "reuse"
 
     def _inputs(self, item: Instance) -> tuple[dict[str, list[Rows]] | None, str]:

@@ -54,7 +54,7 @@ class Reuse:
         return counts + (f"; because: {', '.join(self.reasons)}" if self.reasons else "")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-able form."""
+        """Return the counts and reasons in a JSON-able form."""
         return {**asdict(self), "reasons": list(self.reasons), "num_open": self.num_open}
 
 
@@ -90,7 +90,7 @@ class _Reasons:
         self._record = run.record(item.address)
 
     def of(self, jobs: Sequence[QuestionJob]) -> Iterator[str]:
-        """Yield the reasons for open jobs, most important first; none without a result."""
+        """Yield the reasons for open jobs, most important first; nothing if the instance has no result."""
         record = self._record
         if record is None:
             return
@@ -115,7 +115,7 @@ class _Reasons:
             yield f"{', '.join(map(str, made)) or 'the model'} was trained again"
 
     def _unreadable(self, record: StageRecord) -> Iterator[str]:
-        """Yield why nothing of the result can be reused."""
+        """Yield the reason why nothing of the result can be reused, if there is one."""
         if record.imported_from:
             yield f"the current result was imported from {record.imported_from}"
             return
@@ -148,7 +148,10 @@ class _Reasons:
         return {what: keys for what, keys in questions.items() if keys}, others
 
     def _questions(self, record: StageRecord, columns: Sequence[str]) -> Mapping[str, str]:
-        """Return place -> content of the questions that the result was made from, as far as they still exist."""
+        """Return the content digest by source file and row of the questions that the result was made from.
+
+        Empty if their tables no longer exist.
+        """
         with suppress(ArtifactError):
             return {
                 _place(row): _content(row, columns)
@@ -158,7 +161,7 @@ class _Reasons:
         return {}
 
     def _rows_before(self, record: StageRecord) -> Mapping[tuple[str, int], bool]:
-        """Return (question key, sample index) of each row of the result -> whether its job was finished."""
+        """Return, by question key and sample index of each row of the result, whether its job was finished."""
         kind = _table_of_jobs(record)
         columns = ["question_key", "job", *(["sample_index"] if kind == "rollouts" else [])]
         with suppress(ArtifactError):

@@ -81,7 +81,7 @@ def _pages_per_search(environment: EnvironmentSettings) -> int:
 
 
 def _models(settings: PoolsSettings | RolloutsSettings) -> dict[str, tuple[str, ModelSettings | None]]:
-    """Return role -> name and settings of its model."""
+    """Return the name and the settings (None if unknown) of each role's model, by role."""
     if isinstance(settings, PoolsSettings):
         return {role: (one.name, one.model) for role, one in settings.roles.items()}
     helper = summarizer_of(settings.named_environments()) or "?"

@@ -110,7 +110,10 @@ def _judged(verdict: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _steps(segments: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the blocks by their tags, without these; text between blocks keeps its kind, and blanks are left out."""
+    """Return type and content of each segment; empty ones are left out.
+
+    The type of a tagged block is its tag, which is removed from the content; the type of other segments is their kind.
+    """
     steps = []
     for segment in segments:
         kind, text = segment["kind"], segment["text"].strip()

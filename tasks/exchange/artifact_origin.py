@@ -32,7 +32,7 @@ class Origin:
     """Record of the instance; None if the instance has a different result now."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-able form, without paths of the machine."""
+        """Return the origin in a JSON-able form, without paths of the machine."""
         found: dict[str, Any] = {
             "instance": self.address,
             "kind": self.artifact.kind,

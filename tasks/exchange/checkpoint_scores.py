@@ -60,5 +60,5 @@ def _is_agent(rollouts: StageRecord, checkpoint: StageRecord) -> bool:
         return (named[0].stage, named[0].qualifier) == (made.stage, made.qualifier)
     if phase_of(Address.parse(rollouts.address).qualifier) is None:
         return False
-    first = next(iter(rollouts.inputs.get("checkpoint", ())), None)  # The policy's comes before those of helpers.
+    first = next(iter(rollouts.inputs.get("checkpoint", ())), None)  # The policy's comes before those of other models.
     return first is not None and first.artifact == checkpoint.outputs[CHECKPOINTS.kind]

@@ -23,7 +23,7 @@ def model_card(
     base: Base,
     scores: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Return the card in markdown. `row`: that of the checkpoint; `chain`: all that it was made of."""
+    """Return the card in markdown. `row`: the checkpoint's row; `chain`: the artifacts that it was made from."""
     how = {"sft": "Fine-tuned", "rl": "Reinforced", "dpo": "Trained on preferences"}.get(record.stage, "Trained")
     head: dict[str, str | list[str]] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     head |= {"base_model": base.hub_id} if base.hub_id else {}

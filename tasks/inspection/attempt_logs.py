@@ -1,4 +1,4 @@
-"""Read the logs of attempts, and follow that of one that runs."""
+"""Read the logs of attempts, and follow the log of a running attempt."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class AttemptLog:
 
 
 def attempt_log(run: Run, address: Address | None = None, number: int | None = None) -> AttemptLog:
-    """Return the log of an attempt: the newest one, of the instance that an attempt last started at.
+    """Return the log of an attempt; by default the newest one of the instance whose attempt started last.
 
-    Raises DataError, naming what there is, for an instance or a number without an attempt.
+    Raises DataError, naming the existing attempts, for an instance or a number without an attempt.
     """
     statuses = {one.address: one for one in run.statuses() if one.num_attempts}
     if not statuses:
@@ -84,7 +84,7 @@ def attempt_log(run: Run, address: Address | None = None, number: int | None = N
 
 
 def _last_lines(file: BinaryIO, count: int) -> list[bytes]:
-    """Return the last lines and leave the file at its end, or at the begin of a line that is not complete yet."""
+    """Return the last lines and leave the file at its end, or at the beginning of a line that is not complete yet."""
     size = file.seek(0, io.SEEK_END)
     start, blocks, breaks = size, deque[bytes](), 0
     while start > 0 and breaks <= count:

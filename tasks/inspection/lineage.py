@@ -279,7 +279,7 @@ def _selections(run: Run, question_key: str, *, of_rollout: FoundRollout | None 
 
 
 def _place(row: Mapping[str, Any]) -> str:
-    """Return the method that selected a question, with its rank and its numbers."""
+    """Return the method that selected a question, the question's rank, and the values that the method computed."""
     rank = [] if row["rank"] is None else [f"rank {row['rank']}"]
     return ", ".join([row["method"], *rank, *(f"{part['name']} {part['value']:.3g}" for part in row["parts"])])
 
@@ -317,6 +317,6 @@ def _other_steps(run: Run, key: str, column: str, iteration: int | None = None) 
 
 
 def _artifacts(run: Run, kind: str, address: Address | None = None) -> list[str]:
-    """Return the digests of the tables of a kind: that of one instance, or of all."""
+    """Return the digests of the tables of a kind that one instance made; by default of all instances."""
     records = [record for record in run.records() if address in (None, Address.parse(record.address))]
     return sorted({record.outputs[kind].digest for record in records if kind in record.outputs})

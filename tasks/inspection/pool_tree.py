@@ -105,7 +105,7 @@ def _event_without_result(event: Tree) -> Tree:
 
 
 def _sft_outcomes(run: Run, question_key: str, iteration: int) -> dict[str, Tree]:
-    """Return trajectory key -> its result in `sft_rows` of the iteration."""
+    """Return the result of each trajectory in `sft_rows` of the iteration, by trajectory key."""
     columns = ("rollout_key", "reason", "reasons")
     rejected = rows_with(run, "sft_rejections", "question_key", question_key, columns, iteration=iteration)
     sft_outcomes = {

@@ -51,7 +51,7 @@ def _sampled_tokens(model: EvaluatedModel) -> list[int]:
 
 
 def _spread_cells(tokens: Sequence[int]) -> tuple[str, str, str]:
-    """Return mean, median and maximum."""
+    """Return mean, median and maximum of the tokens, as cells."""
     if not tokens:
         return "-", "-", "-"
     return f"{sum(tokens) / len(tokens):,.0f}", f"{statistics.median(tokens):,.0f}", f"{max(tokens):,}"
@@ -68,7 +68,7 @@ def _sum(model: EvaluatedModel, name: str) -> int:
 
 
 _MEANS = {"calls": "calls_requested", "turns": "num_turns"}
-"""Heading of a column -> count of a rollout, which is a figure of its model's data sets or not."""
+"""Column heading -> count of a rollout; the column is shown if a model's report has a figure of the count's name."""
 
 
 def _calls_and_lengths(models: Sequence[EvaluatedModel]) -> Figures:

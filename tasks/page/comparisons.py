@@ -45,7 +45,7 @@ _NOTE = (
 
 
 def comparisons_section(models: Sequence[EvaluatedModel]) -> list[Section]:
-    """Return the comparisons of the reports, and those of models of different runs on the questions they share."""
+    """Return the comparisons in the reports, and comparisons of different runs' models on the questions they share."""
     rows = _in_order([*_reported(models), *_cross_run_comparisons(models)], models)
     if not rows:
         return []
@@ -136,7 +136,10 @@ def _reported(models: Sequence[EvaluatedModel]) -> list[Row]:
 
 
 def _cross_run_comparisons(models: Sequence[EvaluatedModel]) -> list[Row]:
-    """Return comparisons of models of different runs: those of the same name, and all pairs without a namesake."""
+    """Return comparisons of pairs of models of different runs.
+
+    The two have the same name, or neither has a namesake in the other's run.
+    """
     pairs = [
         (first, second)
         for first, second in combinations([model for model in models if model.rollouts], 2)
@@ -252,7 +255,7 @@ def _fold(row: Row, questions: dict[str, Row], answers: dict[str, Answers]) -> l
 
 
 def _questions_of(model: EvaluatedModel, keys: set[str]) -> dict[str, Row]:
-    """Return question key -> row of `questions`, for those that the model was asked."""
+    """Return the rows of `questions` with these keys that the model was asked, by question key."""
     found: dict[str, Row] = {}
     for given in model.report.inputs["scores"]:
         record = model.source.run.record(Address.parse(given.address))

@@ -49,7 +49,7 @@ _READING = (
 
 
 def usage_table(uses: Sequence[RoleUsage]) -> Figures:
-    """Return a table with a row per use and a total; with a cost column if any model has prices."""
+    """Return a table with a row per stage instance and role, and a total; costs are shown if any model has prices."""
     is_priced = any(use.cost is not None for use in uses)
     header: tuple[str, ...] = ("stage", "role", "model", "requests", "prompt tokens", "sampled tokens")
     rows: list[tuple[Cell, ...]] = [
@@ -89,7 +89,7 @@ def role_usages(source: PageRun, record: StageRecord) -> Iterator[RoleUsage]:
 
 
 def _judges(source: PageRun, usage: Iterable[str]) -> dict[str, ModelSettings]:
-    """Return role in `scores`, formatted kind:name -> the model of that name."""
+    """Return the model of each role in `scores`; a role is formatted kind:name, and name is that of the model."""
     try:
         models = load_config(TreadleConfig, base=source.run.config()).models
     except ConfigError:

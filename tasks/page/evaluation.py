@@ -166,7 +166,7 @@ def _interval(line: SummaryLine, figure: str) -> str:
 
 
 def _estimates(models: Sequence[EvaluatedModel], lines: Sequence[str]) -> list[IntervalRow]:
-    """Return the chart's rows: averages, then data sets, each with all models; a single model needs no groups."""
+    """Return the chart's rows: averages, then data sets, each with a row per model; a single model has no groups."""
     found = []
     for name in lines:
         for model in models:
@@ -182,7 +182,7 @@ def _estimates(models: Sequence[EvaluatedModel], lines: Sequence[str]) -> list[I
 
 
 def _shown_names(models: Sequence[EvaluatedModel]) -> list[str]:
-    """Return averages, then data sets; averages over a single data set are left out as redundant."""
+    """Return the names of averages, then data sets, without averages over a single data set, which would repeat it."""
     names = dict.fromkeys(name for model in models for name in model.lines)
     averages = [
         average

@@ -15,7 +15,7 @@ _READING = (
     "intervals: differences within these may be chance."
 )
 _MAX_OPEN = 3
-"""Tables that are shown at once; of more, each is folded."""
+"""Maximum number of tables that are shown unfolded; if there are more, all are folded."""
 
 
 def groups_section(models: Sequence[EvaluatedModel]) -> list[Section]:

@@ -36,7 +36,7 @@ _UNMEASURED = (
 
 
 RolloutTimes = list[Times | None]
-"""Times of one model's rollouts on one or more data sets; None for a rollout without times."""
+"""Seconds of each of one model's rollouts on one or more data sets; None for a rollout without measured seconds."""
 
 
 def _known(times: RolloutTimes) -> list[Times]:
@@ -44,7 +44,7 @@ def _known(times: RolloutTimes) -> list[Times]:
 
 
 def _means(times: Sequence[Times]) -> Times:
-    """Return the mean times of at least one rollout."""
+    """Return the mean seconds over rollouts, of which there is at least one."""
     total = statistics.fmean(one.total for one in times)
     return Times(total, statistics.fmean(one.model for one in times), statistics.fmean(one.tools for one in times))
 
@@ -84,7 +84,7 @@ def latency_section(models: Sequence[EvaluatedModel]) -> list[Section]:
 
 
 def _measured(source: PageRun, report: StageRecord) -> dict[str, dict[str, RolloutTimes]]:
-    """Return model -> data set -> times of the rollouts in a report."""
+    """Return the seconds of the rollouts in a report, by model and data set."""
     found: dict[str, dict[str, RolloutTimes]] = {}
     for given, prefix in report_tables(report):
         times = _times(source, source.maker(given))
@@ -95,7 +95,7 @@ def _measured(source: PageRun, report: StageRecord) -> dict[str, dict[str, Rollo
 
 
 def _times(source: PageRun, scores: StageRecord | None) -> dict[str, Times]:
-    """Return key of a scored rollout -> its times, for rollouts with known times."""
+    """Return the seconds of each scored rollout with known times, by rollout key."""
     makers = [source.maker(given) for given in scores.inputs.get("rollouts", ())] if scores is not None else []
     return {
         row["rollout_key"]: times
@@ -111,7 +111,7 @@ def _parts(means: Times) -> tuple[float, float, float]:
 
 
 def _by_tool(known: Mapping[str, Sequence[Times]]) -> Figures:
-    """Return the times of each model's calls by tool, the tools that take most time first."""
+    """Return a table of the seconds of each model's calls by tool, the tools that take most time first."""
     totals = Counter[str]()
     for one in chain(*known.values()):
         totals.update({tool: seconds for tool, (_, seconds) in one.by_tool.items()})

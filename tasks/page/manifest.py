@@ -21,7 +21,7 @@ _READING = (
 
 
 def manifest_section(sources: Sequence[PageRun]) -> list[Section]:
-    """Return the section for all runs."""
+    """Return the section on versions, seeds and digests of all runs."""
     parts = [part for source in sources for part in source.named_parts(_parts(source))]
     return [Section("manifest", "Manifest", _READING, parts)]
 

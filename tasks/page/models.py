@@ -48,11 +48,11 @@ class EvaluatedModel:
         return main_line(self.lines)
 
     def over(self, name: str) -> list[str]:
-        """Return the data sets that a line averages; empty for the areas mathematics and knowledge."""
+        """Return the data sets over which the line `name` averages; empty for the areas mathematics and knowledge."""
         return members(self.lines, name, self.report.settings.get("headline", ()))
 
     def title(self, name: str) -> str:
-        """Return the title of a line: the data set, or what an average is over."""
+        """Return the title of the line `name`: its data set, or the data sets that it averages over."""
         if name not in AVERAGES or len(self.lines) == 1:
             return name
         if name == EVERY:
@@ -89,7 +89,7 @@ def evaluated_models(sources: Sequence[PageRun]) -> list[EvaluatedModel]:
 
 
 def _scored(source: PageRun, report: StageRecord) -> tuple[dict[str, list[ScoredRollout]], dict[str, Scoring]]:
-    """Return model -> scored rollouts of a report, and model -> how these were scored."""
+    """Return the scored rollouts of a report, and how they were scored, each by model."""
     found: dict[str, list[ScoredRollout]] = {}
     scorings: dict[str, Scoring] = {}
     for given, prefix in report_tables(report):

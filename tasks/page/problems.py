@@ -10,7 +10,7 @@ from treadle.report.problems import PROBLEMS_READING, PROBLEMS_TITLE, examples_t
 from treadle.tasks.page.sources import PageRun
 
 _MAX_OPEN = 3
-"""Problems that are shown unfolded."""
+"""Maximum number of problems that are shown unfolded."""
 
 
 def problems_section(sources: Sequence[PageRun]) -> list[Section]:

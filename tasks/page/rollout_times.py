@@ -18,11 +18,11 @@ class Times(NamedTuple):
     """Seconds waiting for completions."""
     tools: float
     by_tool: Mapping[str, tuple[int, float]] = MappingProxyType({})
-    """Tool -> calls that ran, and their seconds."""
+    """Tool -> number of calls that ran, and their seconds in total."""
 
 
 def times_of_row(row: Row) -> Times | None:
-    """Return the times of a telemetry row; None if the rollout was resumed, or an older version wrote the row."""
+    """Return the seconds in a telemetry row; None if the rollout was resumed, or an older version wrote the row."""
     if "seconds_by_tool" not in row:
         return None
     by_tool = {one["tool"]: (one["executed"], one["seconds"]) for one in row["seconds_by_tool"]}

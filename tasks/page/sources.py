@@ -21,7 +21,7 @@ from treadle.tasks.summaries.report_tables import maker_of
 Row = dict[str, Any]
 
 _ARTIFACT_FOLDER = re.compile(r"^artifacts/\w+/[0-9a-f]+ (holds table)")
-"""Strips the folder of a table: it means nothing to readers, and would keep equal reasons apart."""
+"""Matches the folder of a table in a reason: without the folder, equal reasons of several tables are grouped."""
 
 
 class PageRun:
@@ -64,7 +64,7 @@ class PageRun:
         return sorted(self.records, key=lambda record: (record.started_at, record.address))
 
     def table(self, ref: ArtifactRef | None, what: str) -> ArtifactReader | None:
-        """Return a table; None if there is none or it cannot be read. `what`: what the note says is missing."""
+        """Return a table; None if there is none or it cannot be read. `what` names it in the note."""
         if ref is None:
             return None
         try:
@@ -74,7 +74,7 @@ class PageRun:
             return None
 
     def rows(self, ref: ArtifactRef | None, what: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Yield all rows of a table; none if any part of it cannot be read."""
+        """Yield all rows of a table; no row if any part of the table cannot be read."""
         table = self.table(ref, what)
         if table is None:
             return
@@ -102,7 +102,7 @@ class PageRun:
         return maker_of(given, self.records)
 
     def file(self, record: StageRecord, kind: str, name: str) -> bytes | None:
-        """Return the content of another file of the artifact; None if there is none or it cannot be read."""
+        """Return the content of a file in an artifact of the record; None if there is none or it cannot be read."""
         table = self.table(record.outputs.get(kind), record.address)
         if table is None or name not in table.file_names():
             return None
@@ -125,7 +125,7 @@ class PageRun:
         return []
 
     def notes(self) -> list[str]:
-        """Return what is not shown, grouped by reason."""
+        """Return a note for each reason why tables are not shown, with the tables."""
         run = f" ({self.label})" if self.label else ""
         return [f"Not shown of {', '.join(what)}{run}: {reason}" for reason, what in self._problems.items()]
 
@@ -137,7 +137,7 @@ class PageRun:
 
 
 def _age(record: StageRecord) -> tuple[int, int, str]:
-    """Return the sort key: iteration, phase, name."""
+    """Return the key by which records are sorted: iteration, phase, name."""
     address = Address.parse(record.address)
     phase = (address.qualifier or "").rpartition("-")[2]
     return address.iteration, int(phase) if phase.isdecimal() else 0, record.address

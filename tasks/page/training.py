@@ -132,7 +132,7 @@ def _without_curve(figures: Figures) -> Figures:
 
 
 def _picture(source: PageRun, record: StageRecord, where: tuple[str, str], title: str, words: str) -> list[Part]:
-    """Return a picture that a stage drew; empty if there is none."""
+    """Return the picture that a stage drew, as the only part of a list; empty if there is none."""
     svg = source.file(record, *where)
     return [Chart(_of(record, title), words, svg)] if svg is not None else []
 

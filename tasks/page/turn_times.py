@@ -1,4 +1,4 @@
-"""Build the table of turns and times next to accuracy, with the times of parallel calls.
+"""Build the table of turns and seconds next to accuracy, with the seconds of parallel calls.
 
 Times come from telemetry and the calls of rollouts, so the table is only on this page, never in a report's tables.
 """
@@ -42,7 +42,7 @@ class _Group:
     scored: list[Row] = field(default_factory=list)
     times: list[Times] = field(default_factory=list)
     calls: list[CallTimes] = field(default_factory=list)
-    """Times of the calls of planning agents, of rollouts with known times."""
+    """Seconds of the tool calls, one entry per rollout of a planning agent whose times are known."""
 
 
 def turn_times_table(models: Sequence[EvaluatedModel]) -> list[Figures]:
@@ -70,7 +70,7 @@ def turn_times_table(models: Sequence[EvaluatedModel]) -> list[Figures]:
 
 
 def _groups(source: PageRun, report: StageRecord) -> dict[tuple[str, str], _Group]:
-    """Return (model, environment) -> its rollouts in a report."""
+    """Return the rollouts in a report, by model and environment."""
     found: dict[tuple[str, str], _Group] = {}
     for given, prefix in report_tables(report):
         scores = source.maker(given)
@@ -91,7 +91,7 @@ def _groups(source: PageRun, report: StageRecord) -> dict[tuple[str, str], _Grou
 
 
 def _times(source: PageRun, record: StageRecord) -> tuple[dict[str, Times], dict[str, CallTimes]]:
-    """Return key of a rollout -> its times, and key -> those of its calls for planning agents."""
+    """Return two mappings by rollout key: the seconds of rollouts, and the seconds of planning agents' tool calls."""
     log = source.telemetry(record, ROLLOUT_TELEMETRY.kind)
     times = {row["rollout_key"]: one for row in log if (one := times_of_row(row)) is not None}
     by_key = {row["rollout_key"]: row.get("call_times") or [] for row in log if row["rollout_key"] in times}
@@ -99,7 +99,10 @@ def _times(source: PageRun, record: StageRecord) -> tuple[dict[str, Times], dict
 
 
 def _call_times(source: PageRun, record: StageRecord, by_key: Mapping[str, list[Row]]) -> dict[str, CallTimes]:
-    """Return the times of the calls of each rollout of a planning agent; texts of other stages are not read."""
+    """Return the seconds of the tool calls of each rollout of a planning agent, by rollout key.
+
+    `by_key` has the measured seconds of the calls. The rollouts table is read only if an environment has plans.
+    """
     named = environments_of(record.settings if isinstance(record.settings, Mapping) else {})
     dialects = {
         name: settings.turn_dialect

@@ -31,7 +31,7 @@ _AGREEMENT = (
     "of verdicts that are the same; kappa: agreement beyond chance, from 0 (none) to 1, unknown if all are alike."
 )
 _MEASURES = ("num_judged_jointly", "judge_agreement", "judge_kappa")
-"""Names in the metrics of `scores` and in the summary."""
+"""Measures of agreement between judges: their names in the metrics of `scores` and in the summary."""
 _VERDICTS = ("concise", "redundant", "undecided")
 
 
@@ -55,7 +55,7 @@ def decided_section(models: Sequence[EvaluatedModel]) -> list[Section]:
 
 
 class VerdictCounts:
-    """Counts of rollouts by what decided their verdict, over data sets."""
+    """Counts of rollouts by what decided their verdict, summed over data sets."""
 
     def __init__(self, lines: Iterable[SummaryLine]) -> None:
         """Sum up the counts of the report."""
@@ -81,7 +81,7 @@ class VerdictCounts:
 
     @property
     def num_by_environment(self) -> int:
-        """Number of rollouts that their environment decided; then it decided all that have a verdict."""
+        """Number of rollouts that their environment decided; 0 if it did not decide the verdicts of these data sets."""
         return self._num_decided if self.scorers[ENVIRONMENT] else 0
 
     @property

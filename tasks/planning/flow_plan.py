@@ -1,4 +1,4 @@
-"""Show a configuration to the entries of stages, as one iteration sees it.
+"""Provide the `Plan` that stage entries read: a configuration as one iteration sees it.
 
 Settings and inputs of an instance are derived from the configuration as its iteration sees it, so that other modules
 need no special case for iterations. Documented in docs/behaviour/iterations.md.
@@ -28,7 +28,7 @@ from treadle.tasks.config import TreadleConfig, environments_in_use, mixture_of,
 
 @dataclass(frozen=True, slots=True)
 class FlowPlan:
-    """A configuration; see `treadle.stages.plan.Plan`."""
+    """Implementation of `treadle.stages.plan.Plan` for one configuration."""
 
     config: TreadleConfig
 
@@ -140,7 +140,7 @@ def _of_kind(table: Any, kind: type[T_Section]) -> T_Section:
 
 
 def _trained_policy(config: TreadleConfig) -> Address | None:
-    """Return the instance of the first iteration that makes the policy which the second one starts from."""
+    """Return the instance of the first iteration whose checkpoint the second one starts from; None without one."""
     trained = None
     for step in config.flow.recipe.steps:
         for stage in step.stages:

@@ -34,7 +34,7 @@ def at_iteration(config: TreadleConfig, iteration: int) -> FlowPlan:
             if policy is not None and own == start:
                 own = str(policy)
             if own != start:
-                # The revision is that of the start which is replaced.
+                # The configured revision belongs to the start that is replaced.
                 revision = {"revision": ""} if "revision" in type(table).model_fields else {}
                 changes[name] = table.model_copy(update={entry.start_key: own, **revision})
     return FlowPlan(config.model_copy(update=changes))

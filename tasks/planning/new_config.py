@@ -85,9 +85,9 @@ def _is_number(answer: object) -> bool:
 
 
 def new_config(answers: Answers, name: str) -> str:
-    """Return the text of a configuration; `name` is that of its file, for the comment.
+    """Return the text of a configuration; `name` is the name of its file, for the comment.
 
-    Raises ConfigError for answers that do not fit together or are no values of their keys, and as `domain_of` does.
+    Raises ConfigError for answers that contradict each other or are invalid values, and as `domain_of` does.
     """
     if answers.goal not in get_args(Goal):
         raise ConfigError(f"{answers.goal!r} is no goal; choose {', '.join(GOALS)}")

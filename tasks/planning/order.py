@@ -27,7 +27,7 @@ def _iteration_addresses(config: TreadleConfig, iteration: int) -> list[Address]
         if step.each == "row_policy":
             qualifiers = () if policy is None else (policy,)
         elif step.each == "model":
-            # Flows that roll nothing out need no models.
+            # Flows without rollouts need no models.
             qualifiers = [one for one in plan.compared_models() if one != policy] if wanted_stages(config, step) else ()
         elif step.each == "phase":
             qualifiers = [phase_name(phase) for phase in phases_of(config, step)]
@@ -50,8 +50,8 @@ def flow_phases(config: TreadleConfig, iteration: int) -> list[Address]:
 def flow_steps(config: TreadleConfig) -> list[Step]:
     """Return the steps of the recipe, with a step for each requested stage of another package.
 
-    Such a stage runs after the last one that produces a table that it reads. Questions with a qualifier are there for
-    the step after them, and left out with it.
+    Such a stage runs after the last one that produces a table that it reads. A step that
+    only makes questions with a qualifier is left out if the flow does not run the next step, which reads them.
     """
     steps = list(config.flow.recipe.steps)
     for name in config.flow.stages:
@@ -66,7 +66,7 @@ def flow_steps(config: TreadleConfig) -> list[Step]:
 
 
 def _serves(step: Step) -> bool:
-    """Return whether a step has nothing but questions for the step after it."""
+    """Return whether a step only makes the questions, with a qualifier, that the next step reads."""
     return step.stages == ("questions",) and bool(step.qualifier)
 
 
@@ -106,7 +106,7 @@ def phases_of(config: TreadleConfig, step: Step) -> Sequence[int]:
 
 
 def bound_by_recipe(config: TreadleConfig, address: Address) -> dict[str, tuple[Address, ...]]:
-    """Return the inputs of an instance that the recipe binds instead of the stage."""
+    """Return the inputs of an instance whose producers the recipe sets, not the stage, with these producers."""
     bound = {}
     for step in flow_steps(config):
         if address.stage not in step.stages or (step.qualifier or None) not in (None, address.qualifier):

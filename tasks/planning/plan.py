@@ -197,7 +197,7 @@ def keys_set(config: TreadleConfig) -> list[str]:
 
 
 def _with_types(given: Any, whole: Any) -> Any:
-    """Return the set keys with the `type` of each table that has one: without it the others cannot be read."""
+    """Return the given keys, with the `type` of each table that has one: without it, its other keys cannot be read."""
     if isinstance(given, Mapping) and isinstance(whole, Mapping):
         types = {"type": whole["type"]} if isinstance(whole.get("type"), str) else {}
         return types | {key: _with_types(value, whole.get(key)) for key, value in given.items()}
@@ -218,7 +218,7 @@ def changed_keys(
     run = Run.open(root, run_id)
     before, now = run.config(), config.model_dump(mode="json")
     if not before.get("flow", {}).get("models"):
-        now["flow"]["models"] = []  # They were derived then as well, and are the same: see `with_run_defaults`.
+        now["flow"]["models"] = []  # Derived in the run too, to the same models: see `with_run_defaults`.
     changed = differing_keys(before, now)
     locked = differing_keys(run.info.semantic, orjson.loads(orjson.dumps(semantic, default=str)), TreadleConfig)
     return changed, bool(locked) and not is_untouched(run)

@@ -67,7 +67,7 @@ def resolve_config(
 ) -> TreadleConfig:
     """Return the configuration passed to a flow: the file, overridden by the keys that are set in `config`.
 
-    With neither, return that of the existing run; raises ConfigError if there is none.
+    With neither, return the configuration of the existing run; raises ConfigError if there is none.
     """
     if config_file is not None:
         given = config.model_dump(mode="json", exclude_unset=True) if config is not None else {}
@@ -78,7 +78,7 @@ def resolve_config(
 
 
 def with_run_defaults(config: TreadleConfig, root: str | Path, run_id: str, *, ask: bool = True) -> TreadleConfig:
-    """Fill in what the configuration leaves open with the values that an existing run was created with.
+    """Fill in keys that the configuration leaves open, with the values that an existing run was created with.
 
     These are the models of the flow and the index of search services. Errors: see `with_service_fingerprint`.
     """
@@ -117,7 +117,7 @@ def open_run(
         if needs_keys:
             check_web(config)
             check_provider(config)
-    # A changed model may be another one under its old name.
+    # With `allow_changes`, a model of the same name may be a different one, so it is checked again.
     known = set(made.info.semantic.get("models", {})) if made is not None and not allow_changes else set[str]()
     check_tokenizers(config, known)
     if not needs_keys:

@@ -1,4 +1,4 @@
-"""Ask the servers of models what they lack, one line per fact, without waiting long for any of them."""
+"""Ask the servers of models which features they lack, one line per fact, without waiting long for any of them."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def asked_models(config: TreadleConfig) -> list[AskedModel]:
 
 
 def endpoint_facts(url: str, model: str, api_key_env: str | None, limit_s: float = ASK_S) -> list[Check]:
-    """Return the facts about a model at a URL, over each route; that it has only one of them is no failure.
+    """Return the facts about a model at a URL, over each route; if one route works, the other's failures are warnings.
 
-    Raises ConfigError for what is no URL, or no name of a variable.
+    Raises ConfigError for an invalid URL or name of an environment variable.
     """
     data = {"model": model, "endpoints": [{"url": url, "api_key_env": api_key_env}]}
     routes = [
@@ -59,7 +59,7 @@ def endpoint_facts(url: str, model: str, api_key_env: str | None, limit_s: float
 
 
 def server_facts(models: Sequence[AskedModel], limit_s: float = ASK_S) -> list[Check]:
-    """Return what the servers of models lack, and what follows from it; the name of each fact is the model's title.
+    """Return the features that the servers of models lack, with the consequences; a fact's name is the model's title.
 
     A server that does not answer within `limit_s` seconds, or answers wrongly, is a failed check. Nothing is raised.
     """

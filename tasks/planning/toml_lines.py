@@ -12,7 +12,7 @@ _CONTROL = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def toml_lines(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield `key = value` for every leaf of a tree, with dotted keys; None, which TOML has not, is left out."""
+    """Yield `key = value` for every leaf of a tree, with dotted keys; None values are left out: TOML has no null."""
     for key, value in tree.items():
         name = f"{prefix}.{_key(key)}" if prefix else _key(key)
         if isinstance(value, Mapping) and value:

@@ -39,7 +39,7 @@ class AvailableServer:
     port: int = 0
 
     def url_after_exit(self, url: str) -> str:
-        """Return how to see the page of a flow run after the command has ended."""
+        """Return how to open a flow run's page after the command has ended: its URL, or a command and the URL."""
         if not self.is_temporary:
             return url
         option = f" --port {self.port}" if self.port != USUAL_PORT else ""

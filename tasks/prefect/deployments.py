@@ -99,7 +99,7 @@ def deploy(folder: Path, pool: str = POOL) -> None:
 def _settings_of(
     item: FlowDeployment, schema: dict[str, Any], steps: list[dict[str, Any]], pool: str
 ) -> dict[str, Any]:
-    """Return what Treadle sets of a deployment, by the names of Prefect's API; parameters are only defaults."""
+    """Return the fields of a deployment that Treadle sets, by their names in Prefect's API; `parameters` is not one."""
     return {
         "description": item.description,
         "entrypoint": item.entrypoint,

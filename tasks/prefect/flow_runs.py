@@ -113,8 +113,8 @@ def _secret(block: str) -> str | None:
 def _close_task_runs(label: str) -> None:
     """Mark unfinished task runs Crashed if their flow run has this label and has ended.
 
-    Also marks those of an earlier process of the current flow run, so call it before any task run starts. When a flow
-    run whose process was killed is marked Crashed, its task runs keep their state otherwise.
+    Also marks task runs of an earlier process of the current flow run, so call it before any task run starts. Without
+    this, task runs keep their state when their flow run, whose process was killed, is marked Crashed.
     """
     ended = FlowRunFilterState(type=FlowRunFilterStateType(any_=sorted(TERMINAL_STATES)))
     try:

@@ -34,7 +34,10 @@ DEPLOYMENT = "work/shards"
 
 
 def helped_by_workers(wanted: Instance, run: Run, num_workers: int) -> HelperScope | None:
-    """Return a block for `execute` to enter while it works on shards, during which so many flow runs help; or None."""
+    """Return the context manager that `execute` enters while it works on shards; None if no flow runs can help.
+
+    For the duration of its block, up to `num_workers` flow runs help.
+    """
     if not num_workers or wanted.stage.work is None:
         return None
     if wanted.stage.num_shards(wanted.settings) == 1 and planned_action(wanted, run) in ("run", "missing input"):
@@ -47,7 +50,7 @@ def helped_by_workers(wanted: Instance, run: Run, num_workers: int) -> HelperSco
     def helper_scope(num_open: int) -> Iterator[None]:
         asked_for: list[UUID] = []
         try:
-            # One shard is for this process.
+            # This process works on one of the open shards itself.
             _request_helpers(min(num_workers, num_open - 1), wanted, run, asked_for)
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Name the runs of flow runs that name none, as those of schedules do."""
+"""Name the runs of flow runs without a run name, such as scheduled ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dated_run_id(config_file: str | Path | None, planned: datetime, flow_run_id:
 
 
 def flow_run_name() -> str:
-    """Return the name that the current flow run of the whole flow has in the UI: that of its run."""
+    """Return the name of the current flow run of the whole flow in the UI: the name of its run."""
     context = FlowRunContext.get()
     given = (context.parameters if context is not None else None) or {}
     return run_id_of(given.get("run_id"), given.get("config_file"))

@@ -47,20 +47,20 @@ _runs_own_flow = False
 
 
 class ParameterForm:
-    """Mark of a flow's parameter: its form is made for deployments only.
+    """Annotation of a flow's parameter: the JSON schema of its input form is generated for deployments only.
 
-    Prefect makes the forms of all parameters when a flow is imported. That of the whole configuration takes seconds,
-    and processes that run a flow never show it. What a parameter may be is checked by its type all the same.
+    Prefect generates the schemas of all parameters when a flow is imported. That of the whole configuration takes
+    seconds, and processes that run a flow never show it. Values are still validated by the parameter's type.
     """
 
     def __get_pydantic_core_schema__(self, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the validation of the type; a schema that shows its parts would make the forms of all of them."""
+        """Return a schema that validates the type; in processes that run a flow, one without the type's fields."""
         from pydantic_core import core_schema
 
         return core_schema.no_info_plain_validator_function(source.model_validate) if runs_flow() else handler(source)
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the form of the type, or that of any table."""
+        """Return the JSON schema of the type; in processes that run a flow, the schema of any table."""
         return {"type": "object"} if runs_flow() else handler(core_schema)
 
 
@@ -70,7 +70,7 @@ def started_by_worker() -> bool:
 
 
 def runs_flow() -> bool:
-    """Return whether this process is to run a flow, started by a worker or by itself."""
+    """Return whether this process runs a flow: a worker started it for one, or it calls one itself."""
     return _runs_own_flow or started_by_worker()
 
 
@@ -86,7 +86,7 @@ def as_flow_run(listener: FlowRunListener | None = None) -> Iterator[None]:
     _runs_own_flow = True
     use_own_password()
     for name, value in (FLOW_RUN_ENV | _IN_TERMINALS).items():
-        # Prefect reads them when it is imported, which happens later.
+        # Prefect reads these variables when it is imported, which happens later.
         os.environ.setdefault(name, value)
     from prefect import tags
 

@@ -47,7 +47,7 @@ class TreadleWorker(ProcessWorker):
         configuration: ProcessJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> ProcessWorkerResult:
-        """Run the flow run as a process; raise UntrustedDeployment if it is not Treadle's."""
+        """Run the flow run as a process; raise UntrustedDeployment if its deployment is not Treadle's."""
         if (found := await self._untrusted_part(flow_run, configuration)) is not None:
             raise UntrustedDeployment(
                 f"this worker runs only what `treadle prefect deploy` sets up, and this flow run has {found}"

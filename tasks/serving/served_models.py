@@ -83,7 +83,7 @@ def models_in(settings: Any) -> Iterator[ModelSettings]:
 
 
 def with_models(settings: Any, served: Sequence[tuple[ModelSettings, ModelSettings]]) -> Any:
-    """Return the settings with each served model in place of the one that asked for it."""
+    """Return the settings with each model replaced by its served version, given as pairs (model, served model)."""
     if isinstance(settings, ModelSettings):
         return next((reachable for model, reachable in served if model == settings), settings)
     if isinstance(settings, Section):

@@ -24,7 +24,7 @@ Seconds = Mapping[tuple[str, str], Sequence[float]]
 
 
 def report_seconds(report: StageRecord, run: Run) -> Seconds:
-    """Return the seconds of the measured rollouts of a report; nothing of scores that were made again since.
+    """Return the seconds of the measured rollouts of a report; nothing for scores that were computed again since.
 
     Rollouts that were resumed or ended by infrastructure are not measured.
     """
@@ -54,7 +54,10 @@ def report_seconds(report: StageRecord, run: Run) -> Seconds:
 
 
 def seconds_table(rows: Sequence[Mapping[str, Any]], seconds: Seconds) -> Figures | None:
-    """Return turns and seconds next to accuracy, by model and data set, given the summary; None without times."""
+    """Return a table of turns and seconds next to accuracy, by model and data set; None without measured seconds.
+
+    `rows` are the rows of the report's summary.
+    """
     body: list[tuple[Cell, ...]] = []
     for line in summary_lines(rows):
         if measured := seconds.get((line.model, line.dataset)):

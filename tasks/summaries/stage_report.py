@@ -36,7 +36,7 @@ def stage_report(record: StageRecord, run: Run) -> StageReport | None:
 
 
 def _report_of_package(make: Callable[..., object], record: StageRecord, run: Run) -> StageReport | None:
-    """Return the report of another package's stage; a warning says why there is none."""
+    """Return the report of another package's stage; if its code fails, log a warning and return None."""
     try:
         made = make(record, run, _models(run))
         if made is None or isinstance(made, StageReport):
@@ -57,7 +57,7 @@ def _models(run: Run) -> Mapping[str, ModelSettings]:
 
 
 def role_models(record: StageRecord, run: Run) -> dict[str, ModelSettings]:
-    """Return role -> its model with prices from the run's current configuration, for `pools` and `rollouts`."""
+    """Return the model of each role of `pools` or `rollouts`, with prices from the run's current configuration."""
     models = _models(run)
     names = {role: one["name"] for role, one in record.settings.get("roles", {}).items()}
     if "model_name" in record.settings:

@@ -1,4 +1,4 @@
-"""Find the figures of a finished stage, with names and steps as trackers take them."""
+"""Find the figures of a finished stage, with the names and steps that trackers get."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def write_tensorboard(run: Run, figures: Sequence[TrackedFigures]) -> None:
 
 
 def tensorboard_folder(run: Run) -> Path:
-    """Return the folder to give to `tensorboard --logdir`; that of a root in an object store is in the current one."""
+    """Return the folder for `tensorboard --logdir`; for a root in an object store, it is in the working directory."""
     if chosen := os.environ.get("TENSORBOARD_LOGGING_DIR"):
         return Path(chosen)
     root = run.storage.location()
@@ -33,7 +33,7 @@ def tensorboard_folder(run: Run) -> Path:
 
 
 def write_wandb(run: Run, figures: Sequence[TrackedFigures]) -> None:
-    """Add the figures to the W&B run of this run; offline if no key is known and WANDB_MODE does not say otherwise."""
+    """Add the figures to the W&B run of this run; offline if neither a key nor WANDB_MODE is set."""
     import wandb  # type: ignore[import-not-found, unused-ignore]
 
     with wandb.init(
@@ -62,7 +62,7 @@ def _has_wandb_key() -> bool:
 
 
 def write_mlflow(run: Run, figures: Sequence[TrackedFigures]) -> None:
-    """Add the figures to the MLflow run of this run, where MLFLOW_TRACKING_URI says."""
+    """Add the figures to the MLflow run of this run, at MLFLOW_TRACKING_URI."""
     # MLflow 3 refuses folders unless told otherwise; a folder in MLFLOW_TRACKING_URI is there on purpose.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]

@@ -19,7 +19,7 @@ _HEARTBEAT_S = 5.0
 
 
 class TrainerReporter(TrainerCallback):  # type: ignore[misc]
-    """A callback that writes the events `begin`, `heartbeat`, `step`, `saved` for each state, and `end`.
+    """A callback that writes the events `begin`, `heartbeat`, `step`, `saved` (once per saved state) and `end`.
 
     A trainer with further figures overrides `figures`, which are added to the event `step`.
     """
@@ -31,7 +31,7 @@ class TrainerReporter(TrainerCallback):  # type: ignore[misc]
         self._weight_change: WeightChange | None = None
 
     def figures(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what else a step reports, from what the trainer logged."""
+        """Return further figures of a step, from the values that the trainer logged."""
         return {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -64,7 +64,7 @@ class TrainerReporter(TrainerCallback):  # type: ignore[misc]
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """Write a step with its loss; raise Diverged if the loss or the gradient is not finite."""
+        """Write the event `step` with its loss; raise Diverged if the loss or the gradient is not finite."""
         logs = logs or {}
         if "loss" not in logs:
             return
@@ -101,7 +101,7 @@ class TrainerReporter(TrainerCallback):  # type: ignore[misc]
             self._events.write("saved", step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the end; raise NothingLearned if the weights have not changed."""
+        """Write the event `end`; raise NothingLearned if the weights have not changed."""
         nothing_learned = self._weight_change is not None and self._weight_change.length() <= MIN_WEIGHT_CHANGE
         if state.global_step > self._first_step and nothing_learned:
             raise NothingLearned(f"the weights did not change in {state.global_step - self._first_step} steps")

@@ -59,7 +59,7 @@ def _sample(weights: Any) -> torch.Tensor:
 def had_no_gradient(events: Path) -> bool:
     """Return whether every logged step of a training had a gradient of norm 0, so that nothing was learnt.
 
-    Weights may have moved all the same, by weight decay. All attempts count, up to the step that the next one resumed
+    Weight decay may have moved the weights nevertheless. All attempts count, up to the step that the next one resumed
     from; an unknown norm counts as a gradient. `grad_norm` of a `step` event must cover all its updates.
     """
     norms: dict[int, float | None] = {}

@@ -19,7 +19,7 @@ class CaseStep:
 
 
 def read_case(conversation: Conversation) -> Mapping[str, Any]:
-    """Return the object; empty if the message of the user does not end with one."""
+    """Return the JSON object at the end of the user's message; empty if there is none there."""
     text = conversation.user.strip()
     for candidate in (text, text.rpartition("\n")[2]):
         try:

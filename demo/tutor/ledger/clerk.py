@@ -27,11 +27,10 @@ _NUM_EXPLORED = 3
 
 
 def clerk_turn(conversation: Conversation, rates: ErrorRates, draws: Draws) -> str:
-    """Return the clerk's next call. If it does not understand the task, or a call failed, it hands in 0.
+    """Return the clerk's next call: `submit` with answer 0 if it finds no task, or would repeat a call.
 
-    Errors are drawn where they can be made: another order than the right one, or a wrong sum, at the rate `wrong`, a
-    second look at the account at `redundant`, and an answer before anything is done at `early`. A lesson about the task
-    makes them rarer.
+    The clerk errs at the rates `wrong` (takes a wrong order or sum), `redundant` (looks at the account again) and
+    `early` (answers before it has changed anything). A lesson about the task makes errors rarer.
     """
     errands, desk = read_errands(conversation.user), _desk(conversation)
     if not errands:
@@ -45,7 +44,7 @@ def clerk_turn(conversation: Conversation, rates: ErrorRates, draws: Draws) -> s
 
 
 def _next_act(errand: Errand, desk: Desk, rates: ErrorRates, draws: Draws) -> Record:
-    """Return the next call once all is known."""
+    """Return the next call once all look-ups are done: a change, the answer, or an error."""
     if (resumed := _resumed(errand, desk)) is not None:
         return resumed
     if not desk.cancelled and (slip := _slip(errand, desk, rates, draws)) is not None:
@@ -61,7 +60,7 @@ def _next_act(errand: Errand, desk: Desk, rates: ErrorRates, draws: Draws) -> Re
 
 
 def _slip(errand: Errand, desk: Desk, rates: ErrorRates, draws: Draws) -> Record | None:
-    """Return a needless call before the first change, or an answer without one; None if the clerk makes neither."""
+    """Return a needless look-up, or an answer before the first change; None if the clerk makes neither error."""
     account = desk.accounts[errand.owner]
     looked = any(one["call"] == "get_account" for one in desk.asked)
     if not looked and draws.happens("redundant", rates.redundant):
@@ -72,7 +71,7 @@ def _slip(errand: Errand, desk: Desk, rates: ErrorRates, draws: Draws) -> Record
 
 
 def _resumed(errand: Errand, desk: Desk) -> Record | None:
-    """Return the call that follows the choice of an order, right or not; None before it."""
+    """Return the call that follows after an order was chosen, rightly or not; None if no order was chosen yet."""
     if errand.kind == "pay_cheapest" and desk.paid:
         return call("submit", answer=desk.balances[desk.accounts[errand.owner]])
     if errand.kind == "cancel_small" and len(desk.cancelled) >= NUM_CANCELLED:
@@ -87,7 +86,7 @@ def _resumed(errand: Errand, desk: Desk) -> Record | None:
 
 
 def _with_another_order(errand: Errand, desk: Desk, change: Record, draws: Draws) -> Record:
-    """Return a change with another open order than the right one, if there is one."""
+    """Return the change with a wrong open order in place of the right one; unchanged if there is no other."""
 
     def is_right(order: Order) -> bool:
         return change.get("order") == order.id or change.get("amount") == order.amount

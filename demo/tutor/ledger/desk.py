@@ -1,4 +1,4 @@
-"""Read calls of the ledger's API and their results from any text, and keep what they show."""
+"""Read calls of the ledger's API and their results from any text, and keep the accounts and orders that they show."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Desk:
     """What calls and results have shown.
 
     Attributes:
-        accounts: Holder -> id of the account.
+        accounts: Holder of an account -> its id.
         balances: Id of an account -> its balance in cents.
-        orders: Id of an account whose orders were listed -> them, in their order.
+        orders: Id of an account -> the orders that were seen of it, by id.
         paid: Ids of orders that a call paid.
         cancelled: Ids of orders that a call cancelled.
         moved: Source, target and cents of each transfer.
-        answers: What was submitted.
+        answers: Submitted answers.
         asked: Calls so far, with arguments.
     """
 
@@ -60,7 +60,7 @@ class Desk:
 
     @classmethod
     def read(cls, *texts: str) -> Desk:
-        """Return what texts show, one after the other."""
+        """Return what the calls and results in texts have shown, read one text after the other."""
         desk = cls()
         for text in texts:
             for record in read_records(text):
@@ -77,7 +77,7 @@ class Desk:
         try:
             self._see(record)
         except (KeyError, TypeError, ValueError, AttributeError):
-            return  # written by a model
+            return  # models write malformed calls
 
     def _see(self, record: Record) -> None:
         if "call" in record:
@@ -117,7 +117,7 @@ class Desk:
 
 
 def read_records(text: str) -> Iterator[Record]:
-    """Yield the calls and results in a text, in its order, also those inside of other JSON."""
+    """Yield the calls and results in a text, in the order of the text, including those inside of other JSON."""
     yield from _records_in(text[:_MAX_CHARS], 0)
 
 

@@ -1,4 +1,4 @@
-"""Read what a text asks for in the ledger: kind of task, and the holders of the accounts."""
+"""Find the ledger tasks that a text asks for: their kinds, and the holders of their accounts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Errand:
 
     @property
     def text(self) -> str:
-        """What the agent is asked to do."""
+        """Text of the request to the agent."""
         return TEXTS[self.kind].format(owner=self.owner, giver=self.giver)
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Holders of all accounts that it needs."""
+        """Holders of all accounts that the task needs."""
         return (self.giver, self.owner) if self.giver else (self.owner,)
 
 
@@ -51,7 +51,7 @@ _PATTERNS: dict[Kind, re.Pattern[str]] = {kind: _pattern(text) for kind, text in
 
 
 def read_errands(text: str) -> list[Errand]:
-    """Return the tasks that a text asks for, in its order."""
+    """Return the tasks that a text asks for, in the order of the text."""
     found = [(match.start(), Errand(kind, **match.groupdict())) for kind, match in _matches(text)]
     return [errand for _, errand in sorted(found, key=lambda one: one[0])]
 

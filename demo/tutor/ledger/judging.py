@@ -37,7 +37,7 @@ def grade_reply(conversation: Conversation) -> str:
 
 
 def label_reply(conversation: Conversation) -> str:
-    """Return a line per step of a rollout: GOOD if all its calls were due, else BAD."""
+    """Return a line per step of a rollout: GOOD if a lean solution makes all its calls at this point, else BAD."""
     case = read_case(conversation)
     errands, steps = read_errands(str(case.get("task", ""))), steps_of(case)
     labels = step_labels(errands[0], steps) if errands else [False] * len(steps)
@@ -45,7 +45,7 @@ def label_reply(conversation: Conversation) -> str:
 
 
 def is_done(errand: Errand, desk: Desk) -> bool:
-    """Return whether the task was handed in with the right answer, and all that it changes and no more was changed."""
+    """Return whether the right answer was submitted, and exactly the changes that the task asks for were made."""
     if not desk.orders_of(errand.owner) or not desk.answers or any(one not in desk.accounts for one in errand.holders):
         return False
     wanted = [one for one in solution(errand, desk) if one["call"] in ("pay_order", "cancel_order", "transfer")]
@@ -58,7 +58,7 @@ def is_done(errand: Errand, desk: Desk) -> bool:
 
 
 def step_labels(errand: Errand, steps: Sequence[CaseStep]) -> list[bool]:
-    """Return for each step whether it advanced the task: whether all its calls were due."""
+    """Return for each step whether it has calls and all of them are due (see `_is_due`)."""
     desk, labels = Desk(), []
     for step in steps:
         calls = [one for one in read_records(step.action) if "call" in one]

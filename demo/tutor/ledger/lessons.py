@@ -62,7 +62,7 @@ def lesson_reply(conversation: Conversation) -> str:
 
 
 def check_reply(conversation: Conversation) -> str:
-    """Return the verdict on a record: valid if it is one of these lessons, for the kind of task of the rollouts."""
+    """Return the verdict on a record: valid if it is one of the lessons above, for the kind of the rollouts' task."""
     case = read_case(conversation)
     record, errands = case.get("record"), read_errands(str(case.get("task", "")))
     valid = isinstance(record, dict) and bool(errands) and has_lesson(str(record.get("advice")), errands[0].kind)

@@ -1,4 +1,4 @@
-"""Find the next call that a task of the ledger needs, from what was seen so far."""
+"""Find the next call that a task of the ledger needs, from the calls and results so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def as_line(record: Record) -> str:
 
 
 def next_look_up(errand: Errand, desk: Desk) -> Record | None:
-    """Return the next call that only reads; None if all is known."""
+    """Return the next look-up that the task needs; None if all needed accounts and orders are known."""
     for holder in errand.holders:
         if holder not in desk.accounts:
             return call("find_account", holder=holder)
@@ -34,7 +34,10 @@ def next_look_up(errand: Errand, desk: Desk) -> Record | None:
 
 
 def next_change(errand: Errand, desk: Desk) -> Record | None:
-    """Return the next call that changes something; None if nothing is left to change. All must be known."""
+    """Return the next call that changes something; None if nothing is left to change.
+
+    All look-ups of the task must be done.
+    """
     chosen = chosen_orders(errand, desk)
     if errand.kind == "cancel_small":
         left = [order for order in chosen if order.id not in desk.cancelled]

@@ -52,7 +52,7 @@ def _possible(desk: Desk) -> Iterator[Errand]:
 
 
 def is_unique(errand: Errand, desk: Desk) -> bool:
-    """Return whether there are orders to choose, and no other one costs as much as the last of those."""
+    """Return whether there are enough orders to choose, and no other order costs as much as the last chosen one."""
     chosen = [order.amount for order in chosen_orders(errand, desk)]
     wanted = NUM_CANCELLED if errand.kind == "cancel_small" else 1
     every = [order.amount for order in open_before(errand, desk)]
