@@ -51,7 +51,7 @@ def cached_completions(cache: CallCache) -> Iterator[Completion]:
 
 
 def cached_calls(cache: CallCache, num_turns: int) -> Iterator[CallRecord]:
-    """Yield the cached calls of the first `num_turns` turns of the same rollout."""
+    """Yield the cached calls of the first `num_turns` turns of a rollout that began at turn 0."""
     for turn in range(num_turns):
         if (known := cache.get(call_unit(turn))) is not None:
             yield from Observation.from_json(known).calls

@@ -68,7 +68,7 @@ class RolloutEngine(ModelBinding):
     clipper: RoleModel | None = None
 
     def with_turns_from(self, model: CompletionModel) -> RolloutEngine:
-        """Return the engine with another model for the turns; verdicts on contexts come from the same as before."""
+        """Return the engine with another model for the turns; the model for verdicts on contexts stays the same."""
         return replace(self, model=model, clipper=self.clipper or own_clipper(self))
 
     async def roll_out(
