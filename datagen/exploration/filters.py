@@ -55,11 +55,11 @@ class _DuplicateFilter(DraftFilter, ABC):
 
     @abstractmethod
     def _views(self, queries: Sequence[str]) -> Sequence[Any]:
-        """Return what is compared of each query."""
+        """Return for each query the value that is compared, such as its set of words or its vector."""
 
     @abstractmethod
     def _different(self, views: Sequence[Any]) -> Iterator[int]:
-        """Yield the place of each that is unlike all those yielded before."""
+        """Yield the index of each value that is not similar to any of those yielded before."""
 
 
 class LexicalFilter(_DuplicateFilter):

@@ -28,7 +28,7 @@ def chosen_tasks(
 
 
 def state_of(row: Mapping[str, Any]) -> str:
-    """Return the payload of the task on whose state a task was made, by which duplicates are told."""
+    """Return a task's payload without its objective: the state by which duplicates are found."""
     payload = orjson.loads(row["payload"])
     payload.pop(OBJECTIVE, None)
     return canonical_json(payload).decode()

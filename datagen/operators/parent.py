@@ -15,7 +15,7 @@ from treadle.datagen.pools.steps import Step, steps_of
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A result about a parent that several operators share; `usage` is that of finding it, by role."""
+    """A result about a parent that several operators share; `usage` is the usage of computing it, by role."""
 
     usage: dict[str, RoleUsage]
     task: asyncio.Task[Any]

@@ -43,7 +43,7 @@ _DIRECTLY_COMPARED = 64
 """Number of questions with one signature up to which a new one is compared with each. More are sketched for LSH, by a
 library whose import takes longer than small runs."""
 _NO_ANSWERS = frozenset({""})
-"""Answers of tasks without any, which are alike in this."""
+"""Answers of tasks without gold answers: such tasks count as sharing an answer."""
 _MAX_CACHED_CHARS = 2_000
 
 
