@@ -126,7 +126,7 @@ class Dialect(Protocol):
         ...
 
     def is_acted_on(self, segment: Segment) -> bool:
-        """Return whether the environment reacts to a segment by itself: a call or an answer that ends a turn."""
+        """Return whether the environment reacts to a segment: it is a complete call, or an answer that ends a turn."""
         ...
 
     def faults(self, segments: Sequence[Segment], calls: Sequence[tuple[str, str]]) -> list[str]:

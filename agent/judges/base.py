@@ -36,7 +36,7 @@ _EMPTY = View("0", "")
 
 
 class Grade(NamedTuple):
-    """Grade of an answer or trajectory, from 0 to 1, with the parts that the judge declares, likewise."""
+    """Grade of an answer or trajectory, from 0 to 1; `parts` are further such numbers by the names in `Judge.PARTS`."""
 
     value: float
     parts: Mapping[str, float] = {}
@@ -79,7 +79,7 @@ class Judge(Entry):
     """Content of `rubric`; filled in when the configuration is read."""
 
     def effective(self) -> Self:
-        """Return the settings with texts by content, so that the place of a file does not count."""
+        """Return the settings with the texts of `prompt` and `rubric` instead of paths, so that paths do not matter."""
         return self.model_copy(update={"prompt": self.prompt_text, "rubric": self.rubric_text})
 
     def messages(self, view: View) -> list[dict[str, str]]:
@@ -104,7 +104,7 @@ class Judge(Entry):
         return (self.prompt_text or shipped) + rubric
 
     def digest(self) -> str:
-        """Return a digest of everything that affects a reading except the model and its input.
+        """Return a digest of everything that affects verdicts or grades except the model and its input.
 
         Raises ConfigError as `checked_messages` does.
         """
@@ -126,7 +126,7 @@ class Judge(Entry):
 
     @property
     def kind(self) -> str:
-        """Name of its judgements: the type, of a class its name."""
+        """Name of its judgements: the type, or for a class of the user the name of the class."""
         return self.type.rpartition(":")[2]
 
     @field_validator("models")

@@ -358,7 +358,7 @@ class Feeder:
         events.register(sizes, select.POLLIN)
 
     def step(self, descriptor: int) -> None:
-        """Do what a descriptor is ready for: read the size of the input, read of the input, or write of it."""
+        """Handle a ready descriptor: read the size of the input, read a chunk of input, or write one."""
         if descriptor == self.sizes:
             self.remaining = int(os.read(descriptor, 32) or b"0")
             self.events.unregister(descriptor)

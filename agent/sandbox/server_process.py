@@ -124,7 +124,7 @@ class ServerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no process of it is left."""
+        """Whether no process of the sandbox is left."""
         return self._status.ended.done() and (self._lifeline is None or self._lifeline.ended.done())
 
     async def write(self, data: bytes) -> None:
@@ -135,7 +135,7 @@ class ServerProcess:
         self._input.write(data)
 
     async def watch(self, usage: UsageWatch, memory_bytes: int) -> str:
-        """Return the resource of which its processes use too much, once they do; never without namespaces."""
+        """Wait until the server's processes exceed a limit; return its resource. Never returns without namespaces."""
         if self._info is None or (first := await self._first_pid(self._info)) is None:
             return await asyncio.Future()
         with usage.watching(first, memory_bytes) as excess:

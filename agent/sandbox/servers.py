@@ -86,7 +86,7 @@ class ServerSettings:
 
 
 class ServerLauncher:
-    """Maker of commands for one server. Making it blocks for about a second; it raises SandboxError."""
+    """Builder of the commands that start one server. Its constructor blocks for about a second; raises SandboxError."""
 
     def __init__(self, settings: ServerSettings) -> None:
         program = shutil.which(settings.command[0])
@@ -108,7 +108,7 @@ class ServerLauncher:
 
     @property
     def memory_bytes(self) -> int:
-        """Limit of all its processes together."""
+        """Limit on the memory of all its processes together, in bytes."""
         return self._settings.memory_mb * 1024 * 1024
 
     @contextmanager

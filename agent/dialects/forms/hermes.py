@@ -63,8 +63,9 @@ class HermesForm:
 def _call_from(text: str, start: int) -> CallText | None:
     """Return the call that begins at a marker; None if it is incomplete.
 
-    Strings of its JSON may spell markers, so it ends at the first marker before which it is JSON, else at the first.
-    Without a marker, the rest of the text is a call if it is JSON, as servers read it.
+    Strings of its JSON may contain closing markers. So the call ends at the first closing marker before which the text
+    is valid JSON, or else at the first one. Without a closing marker, the rest of the text is the call if it is valid
+    JSON; servers read it in the same way.
     """
     begin = start + len(OPENING)
     first: CallText | None = None
@@ -102,7 +103,7 @@ def write_call(name: str, arguments: str) -> str:
     except orjson.JSONDecodeError:
         written = orjson.dumps(arguments).decode()
     if "<" in written:
-        # Only strings of JSON contain it, so the escape means the same and can end no block.
+        # In JSON, `<` occurs only in strings, so its escape does not change the call, and no string closes the block.
         written = written.replace("<", "\\u003c")
     spelled = orjson.dumps(name).decode().replace("<", "\\u003c")
     return f'{OPENING}\n{{"name": {spelled}, "arguments": {written}}}\n{CLOSING}'
@@ -124,7 +125,7 @@ def added_text(tools: Sequence[ToolSchema]) -> str:
 
 
 def _told(tools: Sequence[ToolSchema]) -> str:
-    """Return schemas as JSON whose strings, which servers may have written, spell no marker."""
+    """Return schemas as JSON; markers in their strings, which servers may have written, are escaped."""
     return _MARKERS.sub(lambda found: found[0].replace("<", "\\u003c"), schemas_text(tools))
 
 

@@ -1,7 +1,7 @@
 """Connect to an MCP server over streamable HTTP, through a guard of addresses and sizes.
 
-A name may lead to public addresses and to configured networks only, checked for each connection at the address that is
-connected to. An address in the URL itself, or `localhost`, is what the user means. Redirects to elsewhere are not
+A host name may resolve only to public addresses and to configured networks; this is checked for the address of each
+connection. An IP address in the URL itself, or `localhost`, is always allowed. Redirects to another origin are not
 followed (the client package follows those within one origin). Proxies of the environment are not used.
 """
 
@@ -50,7 +50,7 @@ class HttpTransport:
         return text.replace(self._token, _KEY_MARK) if self._token else text
 
     def answered(self) -> None:
-        """Forget failures of requests that others answer, such as the probe of the newest protocol."""
+        """Forget earlier failures, such as that of the probe of the newest protocol: a later request was answered."""
         self._fault = ""
 
     @asynccontextmanager
@@ -112,7 +112,7 @@ def _guarded_transport(url: str, networks: tuple[str, ...], fail: Callable[..., 
                 async with asyncio.timeout(limit_s):
                     response = await inner.handle_async_request(request)
             except (httpx2.TransportError, OSError) as error:
-                # A blocked or refused address stays so: the probe must not hide it.
+                # A blocked or refused address stays blocked, so the failure of a probe ends the connection, too.
                 fail(_words(error), is_final=request.method == "POST")
                 raise
             status = response.status_code

@@ -48,7 +48,7 @@ class StdioTransport:
         return f"{problem}; its last words: {label(lines[-1])[:_LABEL_CHARS]}" if lines else problem
 
     def answered(self) -> None:
-        """Begin to count again what the server writes unasked."""
+        """Reset the counts of bytes and messages since the last answer."""
         self._num_bytes = self._num_messages = 0
 
     @asynccontextmanager
@@ -149,7 +149,7 @@ class StdioTransport:
                 await arrived.send(SessionMessage(message))
 
     async def _write(self, process: ServerProcess, leaving: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        """Write our messages to the server; a closed input shows in its output, too."""
+        """Write our messages to the server. Errors are ignored: a server that closes its input ends its output, too."""
         with contextlib.suppress(OSError):
             async for sent in leaving:
                 text = sent.message.model_dump_json(by_alias=True, exclude_unset=True)

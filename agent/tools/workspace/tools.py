@@ -25,7 +25,7 @@ _MISSING, _FOLDER, _TOO_LARGE = 70, 71, 72
 """Exit codes of the commands that tools for files run."""
 
 Run = Callable[[str, bytes], Awaitable[CommandResult]]
-"""Runs a command with this standard input."""
+"""Function that runs a command with a standard input."""
 Answer = tuple[OutcomeStatus, str]
 
 
@@ -183,7 +183,7 @@ _TOOLS: Mapping[str, Callable[[Mapping[str, Any], Run], Awaitable[Answer]]] = {
 
 
 def _quoted(path: str) -> str:
-    """Return a path for the shell; one that begins with `-` is no option."""
+    """Return a path quoted for the shell, so that a path that begins with `-` is not read as an option."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path or ".")
 
 
@@ -193,7 +193,7 @@ def _guard(path: str) -> str:
 
 
 def _failed(result: CommandResult, path: str) -> Answer:
-    """Return the answer for a command of a tool for files that failed."""
+    """Return the answer for a failed command of a file tool."""
     if result.ending != "exited":
         return _killed(result)
     known = {
