@@ -34,7 +34,7 @@ def asked_unit(role: str, number: int) -> str:
 
 
 def asked_role(unit: str) -> str | None:
-    """Return the role whose answer a unit holds, also one from before a restart; None for other units."""
+    """Return the role whose answer the unit of this name holds, also from before a restart; None for other units."""
     found = _ASKED.search(unit)
     return found[1] if found else None
 

@@ -93,7 +93,7 @@ def continued_turn(begun: str, reply: str, reasoning: str, dialect: Dialect) -> 
 
 
 def joined_reply(begun: str, reply: str) -> str:
-    """Return what a reply adds to a begun text, without repetitions of it."""
+    """Return what a reply adds to a begun text, without the parts of that text that it repeats."""
     rest = without_repetition(begun, reply)
     return joined(begun, rest) if rest is reply else rest
 

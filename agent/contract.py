@@ -51,7 +51,7 @@ class Task:
     search: str | None = None
     """local, web or both: route of its searches, if the environment leaves that to the question."""
     environment: str = DEFAULT_ENVIRONMENT
-    """Name of the environment that it is a task of: that of a table under `environments`, or `default`."""
+    """Name of the task's environment: that of a table under `environments`, or `default`."""
     answers: tuple[str, ...] = field(default=(), repr=False)
     payload: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -135,7 +135,7 @@ class ModelTurn:
     """One turn of the model.
 
     Attributes:
-        text: What it wrote since the last message, or since the last stop marker that was acted on.
+        text: Text of the model since the last message, or since the last stop marker that the episode reacted to.
         number: Number of the turn, from 0.
         ended: Why it stopped.
         is_empty: Whether the turn added nothing to the text.
@@ -347,7 +347,7 @@ class EpisodeDiverged(Exception):
 
 
 class Ledger:
-    """Counts of the calls of one rollout: the only source for limits and metrics. They are never read from the text."""
+    """Counts of the calls of one rollout: the only source for limits and metrics. No text is searched for calls."""
 
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
         self.requested: Counter[str] = Counter()

@@ -39,8 +39,8 @@ _NO_NAME = re.compile("[^A-Za-z0-9_-]")
 class FunctionChatPrompts(ChatPrompts):
     """Requests as chat messages with native tool calls.
 
-    In the transcript, a call of the service is written as by a Hermes model, so that calls and their errors are read in
-    one way. The service gets its own words and ids back.
+    In the transcript, calls of the service are written in the form of Hermes models, so that all calls and their errors
+    are read in one way. The service gets back its own text and ids.
     """
 
     def __init__(

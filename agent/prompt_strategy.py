@@ -43,7 +43,7 @@ class PromptStrategy(Protocol):
         ...
 
     def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
-        """Show only these segments from now on, and what follows; see `Transcript.trim`."""
+        """Show only the segments numbered `kept` and later ones from now on; see `Transcript.trim`."""
         ...
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:

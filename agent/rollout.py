@@ -62,7 +62,7 @@ def rare_collections() -> Iterator[None]:
 class RolloutEngine(ModelBinding):
     """Engine that runs any number of concurrent rollouts with one model, its tokenizer, sampling and limits.
 
-    `clipper` gives the verdicts of `context_selfclip`; without it the policy itself does.
+    `clipper` is the model that gives the verdicts of the context manager `context_selfclip`; None: the policy itself.
     """
 
     clipper: RoleModel | None = None

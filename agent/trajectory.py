@@ -51,10 +51,8 @@ class TurnUsage:
 class Usage:
     """Cost of a rollout. All fields but the first three may differ when the same rollout is run again.
 
-    `notes` counts odd answers by kind.
-
-    `turns` are those of its own requests, without those of its prefix. `voided_tokens` are prompt and sampled tokens of
-    earlier attempts, from before a restart.
+    `notes` counts odd answers by kind. `turns` has an item for each request of the rollout itself, but none for its
+    prefix. `voided_tokens` are prompt and sampled tokens of earlier attempts, from before a restart.
     """
 
     prompt_tokens: int = 0

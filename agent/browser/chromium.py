@@ -91,7 +91,7 @@ class ChromiumLauncher:
 
     @contextlib.asynccontextmanager
     async def running(self, guardian: Guardian, usage: UsageWatch) -> AsyncIterator[Chromium]:
-        """Run a browser for the duration of the block; no process of it is left afterwards. Raises SandboxError."""
+        """Run a browser for the duration of the block, and end all its processes afterwards. Raises SandboxError."""
         process = await ServerProcess.start(guardian, self._launcher, _MESSAGE_BYTES, lambda num_bytes: None)
         devtools = DevTools(process)
         watching = asyncio.create_task(self._watch(process, usage))

@@ -69,7 +69,7 @@ StandIns = Callable[[str], StandIn | None]
 
 @dataclass(frozen=True, slots=True)
 class _Tab:
-    """Open page: the ids of its target, which is also that of its main frame, and of its DevTools session."""
+    """Open page: `target` is the id of its target and of its main frame, `session` that of its DevTools session."""
 
     target: str
     session: str

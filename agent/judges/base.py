@@ -46,7 +46,7 @@ class Judge(Entry):
     """Judge models for answers and trajectories: which are asked about what, and how."""
 
     PARTS: ClassVar[Mapping[str, str]] = {}
-    """Names of the numbers that a grade may have, with what they mean."""
+    """Further numbers that a grade may have: name -> meaning."""
     NEEDS_ANSWERS: ClassVar[bool] = False
     """Whether it compares with gold answers: then it is shown them, and is asked about answers that the rules do not
     accept. Otherwise it is asked about every answer, never shown gold answers, and its grade is the score."""
@@ -99,7 +99,7 @@ class Judge(Entry):
         return grade >= 0.5
 
     def instructions(self, shipped: str) -> str:
-        """Return the system prompt: the given or the shipped one, and the rubric."""
+        """Return the system prompt: that of the settings, or else `shipped`, followed by the rubric if there is one."""
         rubric = f"\n\nRubric:\n{self.rubric_text}" if self.rubric_text else ""
         return (self.prompt_text or shipped) + rubric
 

@@ -56,7 +56,7 @@ ENVIRONMENT = {
     "HOME": SCRATCH,
     "TMPDIR": SCRATCH,
     "LC_ALL": "C.UTF-8",
-    # One answer for one program: sets of strings come out in the same order each time.
+    # The same program prints the same: sets of strings have the same order each time.
     "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -106,7 +106,7 @@ class WritableFolder:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Everything needed to start sandboxes of one kind; `bwrap` is None but for `kind = "bubblewrap"`."""
+    """Everything needed to start sandboxes of one kind; `bwrap` is None unless `kind = "bubblewrap"`."""
 
     settings: SandboxSettings
     runtime: Runtime | None
@@ -228,7 +228,7 @@ def _environment() -> list[str]:
 def _file_system(runtime: Runtime, scratch_mb: int, devices: str, writable: WritableFolder | None) -> list[str]:
     binds = [*runtime.binds, (_GUEST_INSIDE, str(GUEST))]
     if writable is not None:
-        # The loader and others are in a folder that is shown as a whole.
+        # The loader and other files are in system folders, which are shown as a whole.
         binds = [(place, source) for place, source in binds if not place.startswith(_SYSTEM_FOLDERS)]
     places = [place for place, _ in binds]
     inside_others = tuple(f"{place}/" for place in places)

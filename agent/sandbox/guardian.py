@@ -128,7 +128,7 @@ class Guardian:
         return int.from_bytes(unread_bytes, sys.byteorder) > 0
 
     def abandon(self) -> None:
-        """Kill the guardian; its processes end with it or with their input. The next sandbox starts a new one."""
+        """Kill the guardian; its processes end with it or when their input closes. The next start makes a new one."""
         process, self._process = self._process, None
         self._close_requests()
         if process is not None:

@@ -51,7 +51,7 @@ def all_sources(settings: ConversionSettings, inputs: Mapping[str, Sequence[Rows
 
 
 def key_of(settings: ConversionSettings) -> str:
-    """Return a digest of what all jobs have in common."""
+    """Return a digest of the settings that all jobs have in common."""
     options = {name: value for name, value in semantic_dump(settings.options).items() if name in _DECIDING}
     dialect = target_dialect(settings.target, settings.options.environment).as_json()
     teacher = semantic_dump(settings.teacher)

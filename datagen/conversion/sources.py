@@ -64,7 +64,7 @@ def conversion_sources(
 ) -> Iterator[ConversionSource]:
     """Yield the trajectories in the order of their rows; raise DataError if a file cannot be read.
 
-    `dialect` is that of the rewrites.
+    `dialect` is the dialect of the rewrites.
     """
     for whole, task, reason in _texts(settings) if settings.options.texts else _rollouts(settings, inputs):
         facts = None

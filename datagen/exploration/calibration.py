@@ -44,7 +44,7 @@ def agreement_metrics(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def scored_alike(metrics: Mapping[str, Any]) -> str | None:
-    """Return the verdict, `right` or `wrong`, that the environment gave all rollouts of seed tasks; None if both."""
+    """Return the verdict, `right` or `wrong`, that the environment gave all rollouts of seed tasks; None if mixed."""
     is_right = metrics["calibration.both_right"] + metrics["calibration.environment_only"] > 0
     return None if "balanced_agreement" in metrics else "right" if is_right else "wrong"
 

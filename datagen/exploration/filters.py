@@ -75,7 +75,7 @@ class LexicalFilter(_DuplicateFilter):
 
     def _different(self, views: Sequence[Any]) -> Iterator[int]:
         counts = Counter(word for words in views for word in words)
-        # Two sets that are alike share one of their rarest words: only those with one are compared.
+        # Two similar sets share at least one of their rarest words, so only sets with such a common word are compared.
         by_word: defaultdict[str, list[frozenset[str]]] = defaultdict(list)
         for place, words in enumerate(views):
             rarest = sorted(words, key=lambda word: (counts[word], word))

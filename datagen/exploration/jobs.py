@@ -67,7 +67,7 @@ Job = ExploreJob | CalibrationJob | FilterJob | ReplayJob
 
 
 class ExplorationJobs:
-    """Jobs of the stage, as far as the journal determines them so far."""
+    """Jobs of the stage that are known so far; later ones depend on results in the journal."""
 
     def __init__(
         self,

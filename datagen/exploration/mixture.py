@@ -35,7 +35,7 @@ def state_of(row: Mapping[str, Any]) -> str:
 
 
 def check_not_held_out(row: Mapping[str, Any], held_out: Collection[str]) -> None:
-    """Raise DataError for a task that was made on the state of a held-out one."""
+    """Raise DataError for a task that was made on the state of a held-out task."""
     seed_key = seed_of(row)
     if seed_key in held_out:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Show a trajectory with native calls to operators as one with tags, and write what they made of it as native turns.
+"""Show operators a trajectory with native calls as one with tags, and convert their edits back to native turns.
 
 Operators, their prompts and parsers know tags alone: `<think>`, one tag per tool, `<result>`, `<answer>`. Each piece of
 the view represents segments of the trajectory, so what an operator keeps stays unchanged, byte for byte, with the ids

@@ -179,7 +179,7 @@ class RowEncoder:
     """Encoder of rows for one tokenizer.
 
     Attributes:
-        turn_end: Ids that the chat template puts after a turn that does not end itself.
+        turn_end: Ids with which the chat template ends a turn; appended to rows whose last turn the model did not end.
         eos_ids: Ids at which generation stops.
         mask_results: Whether tool results have no loss.
     """

@@ -25,7 +25,7 @@ from treadle.datagen.sft_rows.student import NotGivenBack, StudentEncoder
 from treadle.datagen.texts.rules import Facts, Filters, Step, facts_of_rollout
 
 REPAIRABLE = frozenset({"bad_start", "no_think", "think_unbalanced", "order"})
-"""Reasons that a repair may remove; it is tried only if no other reason applies."""
+"""Reasons for rejection that a repair may remove; a repair is tried only if no other reason applies."""
 
 
 @dataclass(frozen=True, slots=True)

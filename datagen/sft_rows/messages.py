@@ -90,7 +90,7 @@ class _Builder:
             yield segment.text
         elif segment.kind == "user" and self._unanswered:
             found = _RESPONSE.findall(segment.text)
-            # No result can spell the markers, so other texts of this form are written by an environment on purpose.
+            # Markers in tool results are escaped, so the markers in a message of this form are never part of a result.
             if len(found) == len(self._unanswered) and segment.text == "\n".join(map(response_text, found)):
                 yield from found
 
@@ -140,7 +140,7 @@ def _tool_message(text: str, call: str | None) -> dict[str, Any]:
 
 
 def _text_next_to_calls(segments: Sequence[Segment], found: Sequence[Sequence[CallText]]) -> str:
-    """Return the text of a turn without its calls, without the white space around them; malformed calls are text."""
+    """Return the text of a turn without its calls and the white space around them; malformed calls count as text."""
     pieces = [
         one.text.strip()
         for one, calls in zip(segments, found, strict=True)

@@ -34,7 +34,7 @@ _ADDED = """You can now also call these tools:
 
 
 class HermesForm:
-    """Form of Hermes, Qwen 2.5 and Qwen 3; also the one for templates that know no tools."""
+    """Form of Hermes, Qwen 2.5 and Qwen 3; it is also used with templates that have no place for tools."""
 
     name = "hermes"
     markers = _MARKERS
@@ -96,7 +96,7 @@ def _ends_in_string(data: str) -> bool:
 
 
 def write_call(name: str, arguments: str) -> str:
-    """Return the text of a call; `arguments` is JSON text, or what a model wrote in its place."""
+    """Return the text of a call; `arguments` is JSON text, or other text that a model wrote in its place."""
     try:
         orjson.loads(arguments or "{}")
         written = arguments or "{}"
@@ -130,5 +130,5 @@ def _told(tools: Sequence[ToolSchema]) -> str:
 
 
 def response_text(text: str) -> str:
-    """Return a result for a template that has no role for it."""
+    """Return the text of a tool result for a user message, for templates without a role for results."""
     return f"<tool_response>\n{text}\n</tool_response>"

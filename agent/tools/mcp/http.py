@@ -1,8 +1,9 @@
 """Connect to an MCP server over streamable HTTP, through a guard of addresses and sizes.
 
 A host name may resolve only to public addresses and to configured networks; this is checked for the address of each
-connection. An IP address in the URL itself, or `localhost`, is always allowed. Redirects to another origin are not
-followed (the client package follows those within one origin). Proxies of the environment are not used.
+connection. An IP address in the URL itself is always allowed, and so is `localhost` at a loopback address. Redirects to
+another origin are not followed (the client package follows those within one origin). Proxies of the environment are not
+used.
 """
 
 from __future__ import annotations

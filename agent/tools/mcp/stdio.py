@@ -55,7 +55,7 @@ class StdioTransport:
     async def connect(
         self, lose: Lose
     ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Any], MemoryObjectSendStream[SessionMessage]]]:
-        """Start the process and yield the streams of its messages; no process of it is left afterwards."""
+        """Start the server and yield the streams of its messages; no process of the server is left afterwards."""
         import anyio
 
         def lose_once(reason: str) -> None:

@@ -39,7 +39,7 @@ class Workspace(Protocol):
     """Files of one episode, and commands on them. Commands run one at a time."""
 
     async def run(self, command: str, *, time_limit_s: float, stdin: bytes = b"") -> CommandResult:
-        """Run a shell command in the workspace; no process of it is left afterwards.
+        """Run a shell command in the workspace; afterwards no process that it started is left.
 
         Raises ToolError if it cannot be run, or if the disk of the host is full.
         """

@@ -1,4 +1,4 @@
-"""Check the files that a task contains, and pack them for the workspace. Their paths are hostile."""
+"""Check the files that a task contains, whose paths are not trusted, and pack them for the workspace."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ if os.environ.get("PYTHONSAFEPATH"):
     sys.meta_path.insert(sys.meta_path.index(PathFinder), Standard)
     sys.path += [*{folders!r}, os.getcwd()]
 """
-"""`sitecustomize` of the tests: modules of the workspace are found, but never instead of others.
+"""`sitecustomize` for the tests: modules of the workspace can be imported, but never hide other modules.
 
 The standard library also tries modules that only other systems have, such as `msvcrt`.
 """

@@ -1,4 +1,4 @@
-"""Own a folder of the host for the workspaces of one process, and remove those of processes that have ended."""
+"""Keep a folder of the host for the workspaces of this process, and remove those of processes that have ended."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ async def _read(arguments: Mapping[str, Any], run: Run) -> Answer:
     path, first, last = arguments["path"], arguments.get("start_line", 1), arguments.get("end_line")
     if last is not None and last < first:
         return "invalid", f"invalid arguments: end_line {last} is before start_line {first}"
-    # Not even cat reads more than can be shown, unless it is asked for lines far behind.
+    # The whole file is read with `cat`, a part of it with `sed`.
     read = "cat" if (first, last) == (1, None) else f"sed -n '{first},{last or '$'}p'"
     result = await run(f"{_guard(path)} {read} < {_quoted(path)}", b"")
     if result.ending == "exited" and result.exit_code == 0:
