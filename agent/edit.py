@@ -73,7 +73,7 @@ def assembled(
 
 
 def with_visible_thoughts(trajectory: Trajectory, dialect: Dialect) -> Trajectory:
-    """Return a trajectory whose reasoning outside the text is in its thoughts; see `visible_thoughts`."""
+    """Return the trajectory with reasoning from outside the text as thoughts in the text; see `visible_thoughts`."""
     segments = visible_thoughts(trajectory.segments, dialect)
     if segments is trajectory.segments:
         return trajectory

@@ -123,7 +123,7 @@ class FunctionChatPrompts(ChatPrompts):
         return was_added
 
     def _num_chars(self) -> int:
-        """Return the characters of the next request, with its tools."""
+        """Return the number of characters of the next request, schemas of tools included."""
         return super()._num_chars() + self._tool_chars
 
     def _calls_in_text(self, content: str) -> tuple[str, tuple[ToolCall, ...]]:

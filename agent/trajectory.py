@@ -118,7 +118,7 @@ class Trajectory:
     Attributes:
         status: One of `STATUSES`.
         text: Everything after the prompt.
-        segments: The text in typed pieces. `start` and `end` are positions in the ids of a segment's sample; 0 without.
+        segments: The text in typed pieces. Their `start` and `end` are positions in their sample's ids; 0 without ids.
         samples: Token sequences, in their order: one, and another one after each trim of the context.
         calls: The ledger.
         num_turns: Number of generation calls, those of its prefix included.

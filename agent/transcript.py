@@ -211,7 +211,7 @@ class Transcript:
         return True
 
     def note(self, oddity: str) -> None:
-        """Count something odd in an answer."""
+        """Count an oddity in an answer; see `notes`."""
         self.notes[oddity] = self.notes.get(oddity, 0) + 1
 
     def append_reasoning(self, text: str) -> None:

@@ -67,7 +67,7 @@ def clip_messages(segments: Sequence[Segment]) -> list[ClipMessage]:
 
 
 def _author(numbered: tuple[int, Segment]) -> str:
-    """Return who wrote a segment; messages of the environment are distinguished by their numbers."""
+    """Return the author of a segment; each message of the environment has an author of its own, by its number."""
     number, segment = numbered
     return f"{segment.kind} {number}" if segment.kind in SYSTEM_KINDS else "assistant"
 

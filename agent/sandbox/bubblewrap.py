@@ -311,7 +311,7 @@ def _with_bubblewrap(settings: SandboxSettings, runtime: Runtime) -> Launcher:
 
 
 def _access_hint(runtime: Runtime) -> str:
-    """Return a hint at the usual cause: root's programs run as another user, who cannot read the interpreter."""
+    """Return a hint at the likely cause if root's programs, which run as another user, cannot read the interpreter."""
     closed = [
         folder
         for _, source in runtime.binds

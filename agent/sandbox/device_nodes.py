@@ -15,7 +15,7 @@ import os
 import stat
 
 DEVICES = {"null": (1, 3), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
-"""Name -> major and minor number. Not `zero`: mapped, it is shared memory that nothing counts."""
+"""Name -> major and minor number. `zero` is left out: mapping it gives shared memory that no limit counts."""
 FOLDER = "/sys"
 """Where the nodes are mounted: a folder that bubblewrap does not read."""
 

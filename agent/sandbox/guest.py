@@ -202,7 +202,7 @@ class DatabasesWithoutWal:
         return spec
 
     def change(self, sqlite3: Any) -> None:
-        """Make new connections ignore the pragma."""
+        """Make new connections ignore `pragma journal_mode=wal`."""
         open_database = sqlite3.connect
 
         def allow(action: int, first: str | None, second: str | None, *_: Any) -> int:

@@ -108,7 +108,7 @@ class HttpToolSettings(ToolSettings):
     @model_validator(mode="before")
     @classmethod
     def _read_schema(cls, data: Any) -> Any:
-        """Read the file unless the schema is there, as in settings that were stored."""
+        """Read the schema from its file, unless `parameters` has it already, as in stored settings."""
         if (
             isinstance(data, Mapping)
             and isinstance(data.get("schema_file"), (str, Path))

@@ -57,7 +57,7 @@ def mark_of(function: Any) -> ToolMark | None:
 
 
 class UserToolSettings(ToolSettings):
-    """Limits of a tool that a user's code is."""
+    """Limits of a tool that is implemented by a user's code."""
 
     time_limit_s: float = Field(default=60.0, gt=0)
     """Seconds that one call may take; then its outcome is `timeout`."""

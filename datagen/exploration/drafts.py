@@ -59,7 +59,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class DraftList:
-    """What could be read of a model's summary.
+    """Tasks read from a model's summary of an exploration.
 
     Attributes:
         drafts: The tasks, each with its own query and reference.

@@ -135,7 +135,7 @@ def folded(query: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The rules in use, with the seed that decides what is drawn."""
+    """Rules that choose among accepted trajectories; `seed` decides their random choices."""
 
     options: FilterOptions
     seed: int

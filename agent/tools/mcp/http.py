@@ -31,7 +31,7 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 _CONNECT_S = 30.0
 _END_SESSION_S = 2.0
 _CHECKED_PORT = 443
-"""The port is part of the user's URL, so the rule's list of ports does not apply."""
+"""Port for checks of addresses, instead of that of the URL: the user chose it, so the rule on ports does not apply."""
 _KEY_MARK = "[token]"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_UNASKED_BYTES = 64 * 1024 * 1024
 MAX_UNASKED_MESSAGES = 10_000
-"""Most bytes and messages between two answers, standard error included; more is a flood."""
+"""Most bytes and messages between two answers, standard error included; a server that writes more is killed."""
 _MAX_BANNER_BYTES = 64 * 1024
 _LABEL_CHARS = 300
 

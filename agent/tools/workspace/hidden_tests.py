@@ -128,7 +128,7 @@ def _steers(name: str) -> bool:
 
 
 def _shadows(tests: HiddenTests, given: Mapping[str, bytes], folders: list[str]) -> list[str]:
-    """Return patterns of the shell for what Python would import instead of a test module or its folders."""
+    """Return shell patterns of the files that Python would import instead of a test module or a folder above it."""
     theirs = {parent for path in (*given, *tests.files) for parent in parents_of(path)}
     stems = {path.removesuffix(".py") for path in _modules(tests)}
     inits = [f"{folder}/__init__".lstrip("/") for folder in folders]
