@@ -34,7 +34,7 @@ def asked_unit(role: str, number: int) -> str:
 
 
 def asked_role(unit: str) -> str | None:
-    """Return the role whose answer a unit holds, also one from before a restart; None for other units."""
+    """Return the role whose answer the unit of this name holds, also from before a restart; None for other units."""
     found = _ASKED.search(unit)
     return found[1] if found else None
 
@@ -51,7 +51,7 @@ def cached_completions(cache: CallCache) -> Iterator[Completion]:
 
 
 def cached_calls(cache: CallCache, num_turns: int) -> Iterator[CallRecord]:
-    """Yield the cached calls of the first `num_turns` turns of the same rollout."""
+    """Yield the cached calls of the first `num_turns` turns of a rollout that began at turn 0."""
     for turn in range(num_turns):
         if (known := cache.get(call_unit(turn))) is not None:
             yield from Observation.from_json(known).calls

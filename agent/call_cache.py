@@ -37,7 +37,7 @@ class NullCache:
 
 @dataclass(frozen=True, slots=True)
 class JournalCache:
-    """Cache in the stage's journal of the model answers and tool results of one job, the owner of these units."""
+    """Cache of one job's model answers and tool results, kept in the stage's journal under the job's key, `owner`."""
 
     journal: JournalView
     owner: str
@@ -79,7 +79,7 @@ class CountingCache:
     known: set[str] = field(default_factory=set)
 
     def get(self, unit: str) -> bytes | None:
-        """Return the cached model answer or tool result named `unit` within the scope, or None."""
+        """Return the cached model answer or tool result named `unit`, or None; count its tokens at the first read."""
         value = self.cache.get(unit)
         if value is not None and unit not in self.known:
             self.known.add(unit)
@@ -93,7 +93,10 @@ class CountingCache:
 
 
 def _tokens_of(value: bytes) -> tuple[int, int]:
-    """Return prompt and sampled tokens of a completion, or of the models that an observation's calls used; else 0."""
+    """Return the numbers of prompt and sampled tokens of a cached completion or observation; (0, 0) for other units.
+
+    Those of an observation are the tokens of the models that its calls used.
+    """
     data = orjson.loads(value)
     # Scores of rules are cached as lists; they cost no tokens.
     if not isinstance(data, dict):

@@ -37,7 +37,7 @@ CONTINUE_MESSAGE = "Go on."
 CONTINUE_BEGUN_MESSAGE = (
     "Continue your last message exactly where it ends. Write only what follows, and repeat nothing."
 )
-"""The same after a turn that was begun for the model: an operator edited it, or another rollout was its prefix."""
+"""Content of that message if the last turn was begun for the model, by an operator's edit or by a prefix."""
 
 
 class ChatPrompts:
@@ -79,7 +79,7 @@ class ChatPrompts:
         return min(most, window, budget), "context_full" if window <= budget else "budget"
 
     def find_trim(self, trimming: Trimming) -> list[int] | None:
-        """See `PromptStrategy`. Tokens are estimated at the ratio of what the service has counted."""
+        """See `PromptStrategy`. Tokens are estimated from characters, at the ratio of those the service has counted."""
         window = self._engine.limits.max_model_len
         used = estimate_tokens(self._num_chars(), self._counted_tokens, self._counted_chars)
         return segments_to_show(self._transcript, trimming, None if window is None else window - used, self._num_tokens)
@@ -117,7 +117,7 @@ class ChatPrompts:
 
     @property
     def _begun_text(self) -> str:
-        """Beginning of the next turn, which the prefix of the rollout ends with; empty if the turn starts afresh."""
+        """Beginning of the next turn, if the rollout's prefix ends in the middle of that turn; else empty."""
         return self._transcript.open_text if self._is_begun else ""
 
     def _sampling(self, max_tokens: int) -> Sampling:
@@ -129,7 +129,7 @@ class ChatPrompts:
             self._first_prompt_tokens = completion.prompt_tokens
 
     def _add_reasoning(self, completion: Completion) -> None:
-        """Keep reasoning that the service returned outside the text; note the tokens of the first prompt."""
+        """Keep reasoning that the service returned outside the text; store the number of tokens of the first prompt."""
         self._note_first_prompt(completion)
         if completion.reasoning:
             self._transcript.append_reasoning(completion.reasoning)
@@ -153,7 +153,7 @@ class ChatPrompts:
         return was_added
 
     def _num_chars(self) -> int:
-        """Return the characters of the next request."""
+        """Return the number of characters of the next request."""
         sent = len(self._transcript.shown_text) - (0 if self._engine.returns_reasoning else self._reasoning_chars)
         return sum(len(message["content"]) for message in self._first_messages) + sent
 
@@ -165,9 +165,9 @@ class ChatPrompts:
 def _with_leading_results(
     first_messages: Sequence[Mapping[str, str]], segments: list[Segment]
 ) -> tuple[Sequence[Mapping[str, str]], list[Segment]]:
-    """Return messages and segments with the results at the begin of a trimmed context in the last message.
+    """Move the results at the beginning of a trimmed context into the last message; return messages and segments.
 
-    Some services refuse two messages of the user in a row.
+    Otherwise two user messages would follow each other, which some services refuse.
     """
     count = next((place for place, one in enumerate(segments) if one.kind != RESULT), len(segments))
     if not count:
@@ -182,9 +182,9 @@ def conversation(
 ) -> list[dict[str, str]]:
     """Return `first_messages`, which ends with a user message, followed by the assistant turn as messages.
 
-    `go_on` is added if they would end with the model's text. Results become user messages, messages keep their role,
-    and model text becomes assistant messages. The author of a segment comes from `Transcript.segments`, never from the
-    text.
+    If they would end with the model's text, a user message `go_on` is added. Results become user messages, messages of
+    the environment keep their role, and model text becomes assistant messages. The author of a segment is taken from
+    its kind, never from its text.
     """
     turns: list[dict[str, str]] = []
     for segment in segments:

@@ -23,7 +23,7 @@ _BORDER = re.compile(r"\n|>|[:.!?](?=\s)")
 _SHORTEST_REPETITION = 12
 """Characters; shorter texts may be alike by chance."""
 _MOST_PARTS = 64
-"""Last parts of a beginning that are compared with a reply, so that the time stays linear."""
+"""Most parts at the end of a beginning that are compared with a reply; the limit keeps the time linear."""
 _THINK = "think"
 
 
@@ -65,7 +65,7 @@ def without_repetition(begun: str, reply: str) -> str:
 
 
 def joined(begun: str, rest: str) -> str:
-    """Return the rest, after a space if it would otherwise continue the last word of the beginning."""
+    """Return `rest`, after a space if its first word would otherwise be joined to the last one of `begun`."""
     is_word = begun[-1:].isalnum() or begun[-1:] in tuple(".,:;!?)\"'")
     return f" {rest}" if is_word and rest[:1].isalnum() else rest
 
@@ -74,7 +74,8 @@ def continued_turn(begun: str, reply: str, reasoning: str, dialect: Dialect) -> 
     """Return what a reply adds to a begun turn of the model.
 
     Repetitions are removed. If the turn ends in an open thought, the reply does not open it again, and the thought is
-    closed before a call or answer. Reasoning that a service returned outside a reply that only acts is its thought.
+    closed before a call or answer. If the reply begins with a call or answer, reasoning that the service returned
+    outside the text becomes the rest of the thought.
     """
     if not isinstance(dialect, TagDialect) or not _is_open_thought(begun, dialect):
         return joined_reply(begun, reply)
@@ -92,7 +93,7 @@ def continued_turn(begun: str, reply: str, reasoning: str, dialect: Dialect) -> 
 
 
 def joined_reply(begun: str, reply: str) -> str:
-    """Return what a reply adds to a begun text, without repetitions of it."""
+    """Return what a reply adds to a begun text, without the parts of that text that it repeats."""
     rest = without_repetition(begun, reply)
     return joined(begun, rest) if rest is reply else rest
 

@@ -22,11 +22,11 @@ FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})
 
 
 DEFAULT_ENVIRONMENT = "default"
-"""Name of the table `[environment]` in rows and shares; other environments have names under `environments`."""
+"""Name, in rows and shares, of the environment of the table `[environment]`; others are named under `environments`."""
 TASK_COLUMNS = (
     "question_key", "dataset", "domain", "question", "choices", "format", "scorer", "search", "environment",
 )  # fmt: skip
-"""Columns of `questions` that make a `Task` without what is hidden from the model."""
+"""Columns of `questions` that a `Task` is built from, without those hidden from the model."""
 HIDDEN_COLUMNS = ("answers", "payload")
 """Columns of `questions` that no prompt of the model may contain."""
 
@@ -51,7 +51,7 @@ class Task:
     search: str | None = None
     """local, web or both: route of its searches, if the environment leaves that to the question."""
     environment: str = DEFAULT_ENVIRONMENT
-    """Name of the environment that it is a task of: that of a table under `environments`, or `default`."""
+    """Name of the task's environment: that of a table under `environments`, or `default`."""
     answers: tuple[str, ...] = field(default=(), repr=False)
     payload: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -135,7 +135,7 @@ class ModelTurn:
     """One turn of the model.
 
     Attributes:
-        text: What it wrote since the last message, or since the last stop marker that was acted on.
+        text: Text of the model since the last message, or since the last stop marker that the episode reacted to.
         number: Number of the turn, from 0.
         ended: Why it stopped.
         is_empty: Whether the turn added nothing to the text.
@@ -154,8 +154,8 @@ class StepContext:
     """What the reaction to a turn may depend on besides the turn.
 
     Attributes:
-        deadline: Time of the work clock (`treadle.core.work_clock`) by which the reaction must be there.
-        log: The assistant turn so far, in pieces; empty for the text of this turn alone.
+        deadline: Time of the work clock (`treadle.core.work_clock`) by which the episode must have reacted.
+        log: The assistant turn so far, in pieces; if empty, tools get the text of this turn alone.
         seed: Seed of random draws.
         budget_s: Seconds that calls may run, not counting any wait before that; see `CallContext`.
         num_left_out: Number of the episode's first messages that a trim has left out of the model's context.
@@ -238,7 +238,7 @@ class Observation:
 
     @property
     def follows_from_turn(self) -> bool:
-        """Whether the observation has nothing that the turn alone does not decide; it is then not journaled."""
+        """Whether the observation can be computed again from the turn alone; it is then not journaled."""
         return not (self.calls or self.messages or self.tools) and self.reward is None
 
     def to_json(self) -> bytes:
@@ -258,10 +258,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of an episode that only its live state can tell.
+    """Result of an episode that is known only from its live state.
 
     Attributes:
-        reward: Reward of the whole episode; None if it is unknown, which is never 0.
+        reward: Reward of the whole episode; None if it is unknown (never 0 for that).
         success: Whether the task is solved; None if unknown.
         parts: Named parts of the reward.
     """
@@ -284,12 +284,12 @@ class EpisodeOptions:
     """What an episode may depend on besides its task.
 
     Attributes:
-        history: Calls of the prefix that the rollout continues; empty from the start.
+        history: Calls of the prefix that the rollout continues; empty without a prefix.
         hint: Text that the engine adds to the last initial message; it is cut from training prompts.
-        additional_calls: Calls beyond each limit.
+        additional_calls: Number of calls that are allowed beyond each limit on calls.
         seed: Seed of the rollout.
         group_seed: Seed that all rollouts of a task share.
-        cache: Durable cache of the rollout, for what the episode asks of models.
+        cache: Durable cache of the rollout, for answers of models that the episode asks.
         added_tokens: Spellings of all tokens that the policy's tokenizer matches as a whole.
         trains_on_hint: Whether training prompts keep the hint.
     """
@@ -347,7 +347,7 @@ class EpisodeDiverged(Exception):
 
 
 class Ledger:
-    """Counts of the calls of one rollout: the only source for limits and metrics. They are never read from the text."""
+    """Counts of the calls of one rollout: the only source for limits and metrics. No text is searched for calls."""
 
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
         self.requested: Counter[str] = Counter()

@@ -73,7 +73,7 @@ def assembled(
 
 
 def with_visible_thoughts(trajectory: Trajectory, dialect: Dialect) -> Trajectory:
-    """Return a trajectory whose reasoning outside the text is in its thoughts; see `visible_thoughts`."""
+    """Return the trajectory with reasoning from outside the text as thoughts in the text; see `visible_thoughts`."""
     segments = visible_thoughts(trajectory.segments, dialect)
     if segments is trajectory.segments:
         return trajectory
@@ -81,10 +81,10 @@ def with_visible_thoughts(trajectory: Trajectory, dialect: Dialect) -> Trajector
 
 
 def visible_thoughts(segments: Sequence[Segment], dialect: Dialect) -> Sequence[Segment]:
-    """Return segments in which reasoning that a service returned outside the text is a thought, if tags have thoughts.
+    """Turn reasoning that a service returned outside the text into thoughts, if the dialect has tags for thoughts.
 
-    If a turn begins with a thought of its own, it follows the reasoning in the same thought, since a format with one
-    thought before each call has no place for two. Only for segments without token ids.
+    If a turn begins with a thought of its own, that is appended to the reasoning in one thought, since a format with
+    one thought before each call has no place for two. Only for segments without token ids.
     """
     has_thoughts = isinstance(dialect, TagDialect) and _THINK in dialect.by_name and REASONING not in dialect.by_name
     if not has_thoughts or all(segment.kind != REASONING for segment in segments):

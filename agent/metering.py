@@ -54,7 +54,7 @@ class TokenBudget:
             )
 
     def count(self, model: ModelSettings, prompt_tokens: int, completion_tokens: int) -> None:
-        """Add tokens of a model to what is used."""
+        """Add tokens of a model, and their cost, to the used amounts."""
         self.used_tokens += prompt_tokens + completion_tokens
         self.used_cost += model.cost(prompt_tokens, completion_tokens)
 

@@ -139,7 +139,7 @@ class ModelSession:
         )
 
     def bound(self, dialect: Dialect) -> Dialect:
-        """Return a dialect as this model reads and writes it."""
+        """Return the dialect adapted to this model's tokenizer and API."""
         return dialect.bound(self.tokenizer, is_chat=not self.meter.pool.settings.continues_text)
 
     def check_token_ids(self) -> None:
@@ -148,7 +148,7 @@ class ModelSession:
         if self.codec is None and settings.continues_text and settings.token_ids == "required":
             raise ConfigError(f'models.{self.name}: token_ids = "required" needs a tokenizer; name its folder')
         if missing := missing_ids(settings, self.facts, has_tokenizer=self.tokenizer is not None):
-            # Over the chat route that is known from the start.
+            # The chat API never gives token ids, so there it is no reason for a warning.
             _log.log(logging.INFO if settings.api == "chat" else logging.WARNING, "models.%s %s", self.name, missing)
 
 

@@ -129,7 +129,7 @@ class ModelBinding:
 
     @property
     def reply_text(self) -> ReplyText | None:
-        """Function that writes the text between two turns; None over the chat route, where the service does."""
+        """Function that returns the text between two turns; None over the chat route, where the service renders it."""
         if self.chat is not None:
             return None
         renderer = self.codec or self.renderer

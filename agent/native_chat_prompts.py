@@ -1,8 +1,8 @@
 """Build the requests of one rollout with native tool calls over the chat route, and choose the strategy of an engine.
 
-Calls and results go back as the service returned them. A rollout that continues a prefix gets its messages from the
-segments of the prefix; a turn that is begun in it reaches the service as a message to continue. Normative:
-docs/behaviour/agent.md.
+Calls are sent back with the ids and arguments that the service returned. A rollout that continues a prefix builds its
+messages from the segments of the prefix; if the prefix ends inside a turn, the service gets that beginning as a message
+to continue. Normative: docs/behaviour/agent.md.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NO_NAME = re.compile("[^A-Za-z0-9_-]")
 class FunctionChatPrompts(ChatPrompts):
     """Requests as chat messages with native tool calls.
 
-    In the transcript, a call of the service is written as by a Hermes model, so that calls and their errors are read in
-    one way. The service gets its own words and ids back.
+    In the transcript, calls of the service are written in the form of Hermes models, so that all calls and their errors
+    are read in one way. The service gets back its own text and ids.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FunctionChatPrompts(ChatPrompts):
         self._add_prefix(transcript.segments())
 
     def _add_prefix(self, segments: Sequence[Segment]) -> None:
-        """Add the messages of a prefix; the turn that it begins, or an answer at its end, is none yet."""
+        """Add the messages of a prefix, without a last turn that has no calls: it is unfinished, or an answer."""
         for is_written, group in groupby(segments, key=lambda segment: segment.kind in SYSTEM_KINDS):
             turn = list(group)
             if is_written:
@@ -123,7 +123,7 @@ class FunctionChatPrompts(ChatPrompts):
         return was_added
 
     def _num_chars(self) -> int:
-        """Return the characters of the next request, with its tools."""
+        """Return the number of characters of the next request, schemas of tools included."""
         return super()._num_chars() + self._tool_chars
 
     def _calls_in_text(self, content: str) -> tuple[str, tuple[ToolCall, ...]]:
@@ -136,7 +136,7 @@ class FunctionChatPrompts(ChatPrompts):
 
     def _add_turn(self, content: str, calls: Sequence[ToolCall], reasoning: str) -> None:
         if self._messages[-1]["role"] == "assistant":
-            self._messages.append(_CONTINUE)  # the request ended with it, too
+            self._messages.append(_CONTINUE)  # the request ended with this message, too
         returned = {"reasoning_content": reasoning} if self._engine.returns_reasoning else {}
         if not calls:
             self._messages.append({"role": "assistant", "content": content, **returned})
@@ -159,7 +159,7 @@ class FunctionChatPrompts(ChatPrompts):
         self._messages.append({"role": "assistant", "content": content or None, "tool_calls": sent, **returned})
 
     def _sent_name(self, call: ToolCall) -> str:
-        """Return the name to send back: services refuse names that they would take for no tool."""
+        """Return the name of a call to send back: services refuse names with characters that tool names cannot have."""
         if any(tool["function"]["name"] == call.name for tool in self._tools):
             return call.name
         return _NO_NAME.sub("_", call.name)[:64] or INVALID_NAME
@@ -181,7 +181,7 @@ class FunctionChatPrompts(ChatPrompts):
             if message.role == "tool" and call in open_calls and call not in results:
                 results[call] = message.text
             else:
-                # One of role `tool` that answers no call of the service is the user's.
+                # A message of role `tool` that answers no open call is sent as a user message.
                 role = "system" if message.role == "system" else "user"
                 others.append({"role": role, "content": message.text})
         for key, identity in open_calls.items():
@@ -199,8 +199,8 @@ class FunctionChatPrompts(ChatPrompts):
 def continued_native_turn(begun: str, content: str, calls: Sequence[ToolCall], reasoning: str) -> tuple[str, str, str]:
     """Return what a reply adds to the text of a begun turn, and the content and reasoning of the whole turn.
 
-    A turn that is begun with an open thought continues with the reply's reasoning, or with the text next to its calls
-    if it has none; then the thought is closed. Other turns continue with the reply's reasoning and text.
+    If the begun turn ends in an open thought, the thought continues with the reply's reasoning and is then closed. A
+    reply with calls but no reasoning continues it with its text. Other turns continue with the reasoning and the text.
     """
     words = bare_reasoning(begun)
     if content.lstrip().startswith("<think>"):  # of a server that leaves reasoning in the text
@@ -227,13 +227,13 @@ def _turn_text(content: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _sent_again(segment: Segment, dialect: FunctionsDialect) -> ToolCall:
-    """Return the call in a segment of a prefix; the service's own id is not known any more."""
+    """Return the call in a segment of a prefix, without the service's own id, which segments do not contain."""
     (call,) = dialect.form.find(segment.text)
     return ToolCall("", call.name, segment.text if call.error else orjson.dumps(call.arguments).decode())
 
 
 def _text_next_to_calls(content: str) -> list[str]:
-    """Return the text of an answer with calls outside it: it spells no call, and hides none in open reasoning."""
+    """Return the lines to write before native calls: the text, with calls in it escaped and open reasoning closed."""
     if not content.strip():
         return []
     text = escape_calls(content)
@@ -241,7 +241,7 @@ def _text_next_to_calls(content: str) -> list[str]:
 
 
 def _call_suffixes(calls: Sequence[ToolCall]) -> list[str]:
-    """Return the part after the turn of the ids that the dialect gives to calls."""
+    """Return the part after the turn of each call's id in the dialect, such as `search_0` of `t3.search_0`."""
     numbers: Counter[str] = Counter()
     suffixes = []
     for call in calls:

@@ -9,9 +9,9 @@ from treadle.agent.contract import Outcome
 
 
 def as_outcome(value: Any, source: str) -> Outcome | None:
-    """Return what the method `source` returned as an outcome: a number is its reward.
+    """Return `value`, which the method `source` returned, as an outcome; a number becomes its reward.
 
-    Raises TypeError, without the value, which may hold the payload, for anything else.
+    Raises TypeError for other types. The message leaves out the value, since it may contain the hidden payload.
     """
     if value is None:
         return None
@@ -27,7 +27,7 @@ def as_outcome(value: Any, source: str) -> Outcome | None:
 
 
 def as_number(value: Any, given: str, remedy: str) -> float:
-    """Return a number of Python for one of numpy or torch too; both have `item`."""
+    """Return a number as a Python float, also one of numpy or torch, which have `item`; raise TypeError for others."""
     plain = value.item() if hasattr(value, "item") else value
     if not isinstance(plain, (int, float)):
         raise TypeError(f"{given} of type {type(value).__name__}; {remedy}")
@@ -35,6 +35,9 @@ def as_number(value: Any, given: str, remedy: str) -> float:
 
 
 def require_finite(reward: float | None, given: str) -> None:
-    """Raise ValueError for a reward that cannot be journaled: a resumed episode would differ from the recorded one."""
+    """Raise ValueError for a reward that is not finite.
+
+    The journal cannot hold it, so a resumed episode would differ from the recorded one.
+    """
     if reward is not None and not math.isfinite(reward):
         raise ValueError(f"{given} {reward}; give a finite number, or None if it is unknown")

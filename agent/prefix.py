@@ -15,9 +15,10 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 class Prefix:
     """Beginning of a trajectory to continue from: the state of an uninterrupted rollout at this point.
 
-    `calls` are those whose outcome is part of it. `pending` means that it ends with a call or an answer that is still
-    to be executed; a call at the end that is not pending was refused silently. `turn` is the number of the turn that
-    acts or generates next. `turn_starts` are the positions in `ids` at which its turns begin.
+    `calls` are the calls whose outcome is part of the prefix. `pending` means that it ends with a call or an answer to
+    which the episode has not reacted yet; a call at the end that is not pending was refused silently. `turn` is the
+    number of the next turn or, if `pending`, of the turn that the episode reacts to next. `turn_starts` are the
+    positions in `ids` at which the prefix's turns begin.
     """
 
     segments: tuple[Segment, ...]

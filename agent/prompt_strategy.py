@@ -43,7 +43,7 @@ class PromptStrategy(Protocol):
         ...
 
     def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
-        """Show only these segments from now on, and what follows; see `Transcript.trim`."""
+        """Show only the segments numbered `kept` and later ones from now on; see `Transcript.trim`."""
         ...
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
@@ -63,14 +63,14 @@ class PromptStrategy(Protocol):
 
 
 class WrittenPrompts:
-    """Part of a strategy whose context is written here: messages of the environment go into the transcript."""
+    """Base of the strategies that render the whole context: messages of the environment go into the transcript."""
 
     def __init__(self, engine: ModelBinding, transcript: Transcript) -> None:
         self._engine = engine
         self._transcript = transcript
 
     def add_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
-        """See `PromptStrategy`; new tools are told in a message of their own, after the others."""
+        """See `PromptStrategy`; new tools are announced in a message of their own, after the others."""
         dialect = self._engine.dialect
         told = dialect.added_tools(tools) if tools else None
         self._transcript.append(dialect.replies([*messages, told] if told is not None else messages))
@@ -188,7 +188,7 @@ class TextPrompts(WrittenPrompts):
         return segments_to_show(self._transcript, trimming, free, lambda one: self._num_tokens(one.text))
 
     def _num_tokens(self, text: str) -> int:
-        """Return the number of tokens; without a tokenizer, at the ratio of what the server has counted."""
+        """Return the number of tokens; without a tokenizer, an estimate at the ratio of what the server has counted."""
         if self._engine.renderer is not None:
             return len(self._engine.renderer.encode(text))
         return estimate_tokens(len(text), self._server_tokens, self._server_chars)
@@ -221,8 +221,8 @@ def segments_to_show(
 ) -> list[int] | None:
     """Return the numbers of the segments to show; see `PromptStrategy.find_trim`.
 
-    `free` is the number of tokens that are left in the window, None if that is unknown, `length` that of a segment. A
-    turn that has begun keeps its context.
+    `free` is the number of tokens that are left in the window, or None if that is unknown. `length` returns the number
+    of tokens of a segment. Inside a turn the context is not trimmed.
     """
     if free is None or free >= trimming.reserve_tokens or transcript.open_text:
         return None
@@ -236,15 +236,18 @@ def segments_to_show(
 
 
 def tokens_to_ask(free: int, estimated: int, trimming: Trimming | None) -> int:
-    """Return the most new tokens that a window has room for; `free` are left for certain, `estimated` probably.
+    """Return the most new tokens to request: `free` are certainly left in the window, `estimated` probably.
 
-    If contexts are trimmed, a turn may have its reserve, for which an estimate has left room.
+    If contexts are trimmed, a turn may rely on the estimate up to `reserve_tokens`, since trimming makes that room.
     """
     return free if trimming is None else max(free, min(estimated, trimming.reserve_tokens))
 
 
 def estimate_tokens(num_chars: int, known_tokens: int, known_chars: int) -> int:
-    """Return the tokens of a text at the ratio of a text with known numbers, rounded up; else one per character."""
+    """Estimate the tokens of a text with `num_chars` characters, rounded up.
+
+    Uses the ratio of `known_tokens` to `known_chars`; one token per character if these are 0.
+    """
     return -(-num_chars * known_tokens // known_chars) if known_chars else num_chars
 
 
@@ -265,7 +268,7 @@ def dropped_stop(before: str, completion: Completion, dialect: Dialect) -> str:
 
 
 def estimate_kept_tokens(completion: Completion, num_chars: int) -> int:
-    """Return the tokens of the first `num_chars` characters of a truncated completion: their share, rounded up."""
+    """Estimate the tokens of the first `num_chars` characters of a truncated completion by their share, rounded up."""
     total_chars = len(completion.text)
     if num_chars >= total_chars:
         return completion.completion_tokens

@@ -1,8 +1,8 @@
 """Ask a model in a role other than the policy: judge, critic, refiner. Each request is independent of the others.
 
 Prompts are sent as token ids if the server takes them, so that no text in a prompt can become a control token. The
-start of an answer can be given (`prefill`); the model then continues it. A chat service gets it in the last message
-instead, and what its reply repeats of it is removed.
+start of an answer can be given (`prefill`); the model then continues it. A chat service gets that start in the last
+message instead, and parts of it that the reply repeats are removed.
 """
 
 from __future__ import annotations

@@ -62,13 +62,13 @@ def rare_collections() -> Iterator[None]:
 class RolloutEngine(ModelBinding):
     """Engine that runs any number of concurrent rollouts with one model, its tokenizer, sampling and limits.
 
-    `clipper` gives the verdicts of `context_selfclip`; without it the policy itself does.
+    `clipper` is the model that gives the verdicts of the context manager `context_selfclip`; None: the policy itself.
     """
 
     clipper: RoleModel | None = None
 
     def with_turns_from(self, model: CompletionModel) -> RolloutEngine:
-        """Return the engine with another model for the turns; verdicts on contexts come from the same as before."""
+        """Return the engine with another model for the turns; the model for verdicts on contexts stays the same."""
         return replace(self, model=model, clipper=self.clipper or own_clipper(self))
 
     async def roll_out(

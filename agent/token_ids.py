@@ -31,7 +31,7 @@ class Codec(Protocol):
         ...
 
     def counts_before(self, ids: Sequence[int], text: str, positions: Sequence[int]) -> list[int]:
-        """Return the number of ids before each of some ascending positions in their text.
+        """Return, for each of some ascending positions in `text`, the text of `ids`, the number of ids before it.
 
         A token across a position counts in full.
         """

@@ -49,10 +49,10 @@ class TurnUsage:
 
 @dataclass(slots=True)
 class Usage:
-    """Cost of a rollout. Only the first three fields are not volatile. `notes` counts odd answers by kind.
+    """Cost of a rollout. All fields but the first three may differ when the same rollout is run again.
 
-    `turns` are those of its own requests, without those of its prefix. `voided_tokens` are prompt and sampled tokens of
-    earlier attempts, from before a restart.
+    `notes` counts odd answers by kind. `turns` has an item for each request of the rollout itself, but none for its
+    prefix. `voided_tokens` are prompt and sampled tokens of earlier attempts, from before a restart.
     """
 
     prompt_tokens: int = 0
@@ -118,10 +118,10 @@ class Trajectory:
     Attributes:
         status: One of `STATUSES`.
         text: Everything after the prompt.
-        segments: The same in typed pieces. `start` and `end` index the ids of its sample; 0 without ids.
+        segments: The text in typed pieces. Their `start` and `end` are positions in their sample's ids; 0 without ids.
         samples: Token sequences, in their order: one, and another one after each trim of the context.
         calls: The ledger.
-        num_turns: Generation calls that made it, those of its prefix included.
+        num_turns: Number of generation calls, those of its prefix included.
         truncated: Whether it ended before its task did.
         turn_rewards: Reward of each turn from the environment; None for those without one.
         outcome: Outcome that the environment returned for the whole episode; None if it returned none.
@@ -180,9 +180,10 @@ class Trajectory:
 def split_by_context(
     transcript: Transcript, prompt_ids: Sequence[int], unhinted: Sequence[int] | None
 ) -> tuple[list[Segment], list[Sample]]:
-    """Return the segments and samples of a finished transcript: a sample per context, in whose ids segments count.
+    """Return the segments and samples of a finished transcript: one sample for each context.
 
-    `prompt_ids` is the rollout's prompt, empty in text mode, and `unhinted` the same without a hint, if it had one.
+    The offsets of a segment count from the start of its sample's ids. `prompt_ids` is the rollout's prompt, empty in
+    text mode; `unhinted` is the prompt without its hint, None if it had no hint.
     """
     segments, contexts = transcript.segments(), list(transcript.contexts)
     if len(contexts) > 1 and contexts[-1].num_segments == len(segments):
@@ -219,7 +220,7 @@ def by_sample(segments: Sequence[Segment]) -> list[list[Segment]]:
 
 
 def spans_of(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    """Return the spans {role, start, end} of a sample: neighbouring segments with one author are one span."""
+    """Return the spans {role, start, end} of a sample; neighbouring segments of the model are one span."""
     spans: list[dict[str, Any]] = []
     for segment in segments:
         role = segment.kind if segment.kind in SYSTEM_KINDS else MODEL_ROLE

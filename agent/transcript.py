@@ -32,7 +32,7 @@ ReplyText = Callable[[Sequence[Mapping[str, str]]], str]
 class _Span:
     """Span with one author: model text up to a stop marker (`kind` is empty), or a piece that the system wrote.
 
-    `start` and `end` are in ids.
+    `start` and `end` are positions in the transcript's ids.
     """
 
     kind: str
@@ -50,13 +50,16 @@ class Transcript:
         turn_starts: Number of ids before each turn of the model.
         wasted_tokens: Sampled tokens that were cut off (an estimate in text mode).
         notes: Counts of what was odd in answers: keys of `treadle.core.llm.oddities.ODDITIES`.
-        contexts: What requests have shown of it, in their order; the last one counts.
+        contexts: What requests show of the transcript: one context, and another after each trim; the last is in use.
     """
 
     def __init__(
         self, dialect: Dialect, codec: Codec | None, prefix: Prefix | None = None, reply_text: ReplyText | None = None
     ) -> None:
-        """Start a context; `reply_text` renders messages in text mode; without it only contents are kept (chat)."""
+        """Start a transcript, with the segments of `prefix` if given.
+
+        `reply_text` renders messages in text mode; without it, only their contents are kept (chat).
+        """
         self._dialect = dialect
         self._codec = codec
         self._reply_text = reply_text
@@ -74,7 +77,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All of it so far."""
+        """The whole text so far."""
         return render(self._closed) + "".join(span.text for span in self._spans)
 
     @property
@@ -98,15 +101,15 @@ class Transcript:
         return [*kept, *segments[context.num_segments :]]
 
     def shown_numbers(self) -> list[int]:
-        """Return the numbers of these segments among all."""
+        """Return the numbers of `shown_segments` among all segments."""
         context = self.contexts[-1]
         return [*context.kept, *range(context.num_segments, len(self.segments()))]
 
     def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
         """Show only the segments with these numbers from now on, and what follows; call it between turns only.
 
-        Ids stay unchanged, unless a token also holds text of a segment that is left out. Segments in `texts` are
-        shown with that text, which is encoded here, apart from the beginning that is the segment's own.
+        Ids stay unchanged, unless a token also holds text of a segment that is left out. Segments in `texts` are shown
+        with that text, which is encoded here. If it begins with the segment's own text, that part keeps its ids.
         """
         segments = self.segments()
         ids = array("i")
@@ -120,7 +123,7 @@ class Transcript:
         left_out = set(range(len(segments))).difference(kept)
         num_turns = len(self.turn_starts)
         if len(self.contexts) > 1 and self.contexts[-1].num_segments == len(segments):
-            num_turns = self.contexts.pop().num_turns  # nothing was written in it
+            num_turns = self.contexts.pop().num_turns  # nothing was written in that context
         self.contexts.append(
             Context(
                 tuple(kept),
@@ -169,14 +172,14 @@ class Transcript:
 
     @property
     def is_at_stop(self) -> bool:
-        """Whether the model text since then contains a marker at which generation stops."""
+        """Whether `open_text` contains a marker at which generation stops."""
         return self._dialect.is_stopped(self.open_text)
 
     def append_completion(self, text: str, ids: Sequence[int] | None, completion_tokens: int, marker: str = "") -> bool:
         """Append one completion, cut after its first stop marker; return whether it added anything.
 
-        `marker` is the stop marker that ended it and that its text lacks; it is put back unless the ids contain it. An
-        end-of-turn id at its end is kept back until it is known whether the turn really ends there.
+        `marker` is the stop marker that ended the completion but is missing in its text; it is added unless the ids
+        contain it. An end-of-turn id at the end is held until it is clear that the turn ends there.
         """
         self.turn_starts.append(len(self.ids))
         if self._codec is None:
@@ -208,7 +211,7 @@ class Transcript:
         return True
 
     def note(self, oddity: str) -> None:
-        """Count something odd in an answer."""
+        """Count an oddity in an answer; see `notes`."""
         self.notes[oddity] = self.notes.get(oddity, 0) + 1
 
     def append_reasoning(self, text: str) -> None:
@@ -254,7 +257,7 @@ class Transcript:
         span.text, span.end = span.text + text, len(self.ids)
 
     def end_turn(self, end: int | None) -> None:
-        """Let the model end its turn with an id, unless the same turn goes on; None for no id."""
+        """Set the id with which the model ends its turn, unless the same turn continues; None for no id."""
         self._turn_end = () if end is None else (end,)
 
     def prefix(self, calls: Sequence[CallRecord], turn: int) -> Prefix:
@@ -287,7 +290,7 @@ class Transcript:
         self._turn_end = ()
         start = len(self.ids)
         if self._codec is not None:
-            # The ids decide: a tokenizer may normalise characters.
+            # A tokenizer may normalise characters, so the text is decoded from the ids.
             block = self._append_system_ids(self._codec.encode(block))
         self._spans.append(_Span(RESULT, block, start, len(self.ids)))
 
@@ -340,7 +343,7 @@ class Transcript:
         self._spans.append(_Span("", "", len(self.ids), len(self.ids)))
 
     def segments(self) -> list[Segment]:
-        """Return the typed segments of the whole context; `start` and `end` are in ids (0 in text mode)."""
+        """Return the typed segments of the whole transcript; `start` and `end` index its ids (0 in text mode)."""
         found = list(self._closed)
         for span in self._spans:
             if span.kind:
@@ -385,10 +388,11 @@ class Transcript:
 
 
 def split_reply(text: str, contents: Sequence[tuple[str, str]], write: ReplyText) -> list[tuple[str, str]]:
-    """Split the text between two turns into pieces (kind, text): the contents, each with its role, and frames.
+    """Split the text between two turns into pieces (kind, text): message contents, each with its role, and frames.
 
-    `write` returns such a text for other messages: it shows the place of a content that is in the text several times.
-    Templates may strip a content. If one changed it otherwise, the rest is one piece with the role of that message.
+    `contents` are the messages as (role, content). `write` renders other messages in the same way; it locates contents
+    that are empty or in the text several times. Templates may strip a content. If the template changed one in another
+    way, the rest of the text is one piece with the role of that message.
     """
     is_unique = all(content and text.count(content) == 1 for _, content in contents)
     pieces = None if is_unique else _split_by_frames(text, contents, write)
@@ -413,7 +417,7 @@ def _split_by_contents(text: str, contents: Sequence[tuple[str, str]]) -> list[t
 
 
 def _split_by_frames(text: str, contents: Sequence[tuple[str, str]], write: ReplyText) -> list[tuple[str, str]] | None:
-    """Return the pieces by what the template writes around placeholders; None if the text is not made like that."""
+    """Split at what the template writes around placeholders; None if the pieces do not add up to the text."""
     # Private-use characters, which templates neither strip nor change.
     placeholders = [{"role": role, "content": f"\ue000{place}\ue000"} for place, (role, _) in enumerate(contents)]
     frames = re.split("\ue000[0-9]+\ue000", write(placeholders))

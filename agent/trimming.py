@@ -1,8 +1,8 @@
 """Decide which segments of a transcript a request still shows, once the context window gets too small for all of them.
 
-A transcript is append-only. What a request shows of it is a context: some of the earlier segments, then all that
-follows. A rollout has one context until its first trim; each later one is a sample of its own, whose prompt holds the
-earlier segments. So every sampled id belongs to one sample, after exactly the ids that the model saw.
+A transcript is append-only. What a request shows of it is a context: some of the earlier segments, then all segments
+after these. Each trim starts a new context. Each context is a training sample of its own, whose prompt holds the
+earlier segments that it shows. So every sampled id belongs to one sample, after exactly the ids that the model saw.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Trimming:
     kept_kinds: frozenset[str]
 
     def kept(self, segments: Sequence[Segment], lengths: Sequence[int], room: int) -> list[int]:
-        """Return the places of the segments that stay, in their order.
+        """Return the indices of the segments that stay, in ascending order.
 
-        Those of the kept kinds and what the model has not read yet always stay; of the others, the most recent ones
-        that fit in `room` tokens together with them. `lengths` are those of the segments in tokens.
+        Segments of the kept kinds and those that the model has not read yet always stay. Of the others, the most recent
+        stay, as many as fit in `room` tokens together with these. `lengths` are the segments' lengths in tokens.
         """
         unread = num_read(segments)
         stays = [one.kind in self.kept_kinds or place >= unread for place, one in enumerate(segments)]
@@ -58,11 +58,11 @@ class Context:
 
     Attributes:
         kept: Numbers of the earlier segments that are shown.
-        num_segments: Number of segments before its own part, which is shown whole.
-        num_ids: Number of ids before its own part.
-        num_turns: Number of turns before its own part.
+        num_segments: Number of segments before the part of the transcript that the context shows whole.
+        num_ids: Number of ids before that part.
+        num_turns: Number of turns before that part.
         ids: Ids of the kept segments, in the form that requests show.
-        texts: Texts that are shown instead of those of earlier segments, by number.
+        texts: Texts that are shown instead of those of earlier segments, by the number of the segment.
         num_left_out: Number of results and messages among the segments that are not shown.
     """
 

@@ -20,13 +20,16 @@ from treadle.core.errors import SandboxError
 _NAMES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 """Programs on the search path. A headless shell is Chromium without windows, and starts pages in half the time."""
 _REAL_FOLDERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome")
-"""Folders of the programs that scripts of these names start; the scripts read files that a sandbox does not show."""
+"""Folders of the real programs, if those of these names on the search path are shell scripts that start them.
+
+Such scripts read files that are not in the sandbox.
+"""
 _FONTS = Path("/etc/fonts")
 _START_S = 60.0
 _MESSAGE_BYTES = 256 << 20
 """Longest message: a picture of `max_height`, in base64."""
 _ON_PIPES = 'exec "$0" "$@" 3<&0 4>&1 1>&2'
-"""Shell command that gives a program its standard streams as the descriptors of the protocol."""
+"""Shell command that starts a program with stdin and stdout as descriptors 3 and 4, which the protocol uses."""
 _FLAGS = (
     "--headless=new",
     "--remote-debugging-pipe",
@@ -52,7 +55,7 @@ _FLAGS = (
 
 
 def find_chromium(settings: BrowserSettings) -> Path:
-    """Return the program; raise SandboxError, with a remedy, if there is none."""
+    """Return the path of the Chromium program; raise SandboxError, with a remedy, if there is none."""
     if settings.program is not None:
         if not os.access(settings.program, os.X_OK):
             raise SandboxError(f"environment.browser.program: {settings.program} is no program")
@@ -75,7 +78,7 @@ def _behind_script(path: Path) -> Path:
 
 
 class ChromiumLauncher:
-    """Maker of browsers. Making it blocks for about a second; it raises SandboxError."""
+    """Launcher of browsers. Its constructor blocks for about a second and raises SandboxError if it fails."""
 
     def __init__(self, settings: BrowserSettings) -> None:
         program = find_chromium(settings)
@@ -88,7 +91,7 @@ class ChromiumLauncher:
 
     @contextlib.asynccontextmanager
     async def running(self, guardian: Guardian, usage: UsageWatch) -> AsyncIterator[Chromium]:
-        """Run a browser for the duration of the block; no process of it is left afterwards. Raises SandboxError."""
+        """Run a browser for the duration of the block, and end all its processes afterwards. Raises SandboxError."""
         process = await ServerProcess.start(guardian, self._launcher, _MESSAGE_BYTES, lambda num_bytes: None)
         devtools = DevTools(process)
         watching = asyncio.create_task(self._watch(process, usage))
@@ -108,9 +111,9 @@ class Chromium:
     """Running browser.
 
     Attributes:
-        devtools: Its protocol.
+        devtools: Client of its DevTools protocol.
         product: Its name and version.
-        num_pages: Number of pages begun in it.
+        num_pages: Number of pages opened in it so far.
     """
 
     def __init__(self, devtools: DevTools, product: str) -> None:

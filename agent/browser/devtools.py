@@ -1,7 +1,7 @@
 """Speak Chromium's DevTools protocol over a pair of pipes: commands with replies, and events of each session.
 
 Protocol: https://chromedevtools.github.io/devtools-protocol/, messages of JSON that end with a zero byte. It is used
-without a driver such as playwright, which can only reach a browser in another network namespace from within it.
+without a driver such as playwright, which would have to run in the sandbox's network namespace to reach the browser.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Listener = Callable[[str, Event], None]
 
 
 class BrowserLost(Exception):
-    """End of the browser, or of the connection with it, before a reply."""
+    """Error for a browser, page or connection that ended before the reply."""
 
 
 class CommandFailed(Exception):
-    """Refusal of a command by the browser; the message is the browser's."""
+    """Error for a command that the browser refused; the message is the browser's."""
 
 
 class Connection(Protocol):
-    """Pipes of a browser; `treadle.agent.sandbox.server_process.ServerProcess` has them."""
+    """Pipes to and from a browser; `treadle.agent.sandbox.server_process.ServerProcess` implements this protocol."""
 
     output: asyncio.StreamReader
 
@@ -68,7 +68,7 @@ class DevTools:
 
     @contextlib.contextmanager
     def listening(self, session: str, listener: Listener) -> Iterator[None]:
-        """Give the events of a session to a function, for the duration of the block."""
+        """Call `listener` for each event of a session, for the duration of the block."""
         self._listeners[session] = listener
         try:
             yield
@@ -76,7 +76,7 @@ class DevTools:
             del self._listeners[session]
 
     async def close(self) -> None:
-        """Stop reading. The browser itself is closed by its owner."""
+        """Stop reading, and fail the commands that wait for a reply. The browser is not closed."""
         self._lose()
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Draw one page in a running browser: in a context of its own, with stand-ins for what it loads, on a virtual clock.
+"""Draw one page in a running browser: in a browser context of its own, without a network, on a virtual clock.
 
-A page may run scripts, as for a person who opens it. What it loads is answered from stand-ins or not at all; its clock
-and its random numbers are the same each time, so that equal pages give equal pictures.
+The page's scripts run. Each resource that it requests is replaced by a stand-in or refused. Its clock and its random
+numbers are the same each time, so that equal pages give equal pictures.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from treadle.agent.browser.devtools import BrowserLost, CommandFailed, DevTools,
 from treadle.agent.browser.settings import BrowserSettings
 
 _URL = "http://page.invalid/"
-"""Address of every page. It is no file, so a page cannot read files."""
+"""URL of every page. It is no `file:` URL, so a page cannot read files."""
 _TIME_MS = 2_000
-"""Virtual time after loading that timers of a page may use."""
+"""Virtual milliseconds after loading during which timers of a page may run."""
 _CLOSE_S = 30.0
 _CHANGED = "Tue, 14 Nov 2023 22:13:20 GMT"
-"""Time at which every page was last changed: that of its clock."""
+"""`Last-Modified` header of every answer: the time at which the page's clock starts."""
 _SAME_EACH_TIME = """
 (() => {
   const start = 1700000000000;
@@ -57,7 +57,7 @@ _STILL = """
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """Answer in place of what a page loads: bytes and their media type."""
+    """Answer to a page's request for a resource: bytes and their media type."""
 
     data: bytes
     media_type: str
@@ -69,14 +69,14 @@ StandIns = Callable[[str], StandIn | None]
 
 @dataclass(frozen=True, slots=True)
 class _Tab:
-    """Open page: its target, which is also the name of its main frame, and its session."""
+    """Open page: `target` is the id of its target and of its main frame, `session` that of its DevTools session."""
 
     target: str
     session: str
 
 
 class _Load:
-    """Requests of one page, and the events that its drawing waits for."""
+    """State of drawing one page: it answers the page's requests and sets the events that `draw_page` waits for."""
 
     def __init__(self, devtools: DevTools, tab: _Tab, html: str, stand_ins: StandIns) -> None:
         self._devtools, self._tab, self._stand_ins = devtools, tab, stand_ins
@@ -98,7 +98,7 @@ class _Load:
             self.is_crashed.set()
 
     def _has_stopped(self, name: str, event: Event) -> bool:
-        """Return whether the page ended its loading without being loaded: it tried to go elsewhere."""
+        """Return whether loading stopped without a load event, because the page tried to open another URL."""
         return name == "Page.frameStoppedLoading" and event.get("frameId") == self._tab.target and self._page is None
 
     async def wait(self, event: asyncio.Event) -> None:
@@ -113,12 +113,12 @@ class _Load:
             raise BrowserLost("the page crashed")
 
     async def answered(self) -> None:
-        """Wait until everything that the page has asked for so far is answered."""
+        """Wait until all requests and dialogs of the page so far are answered."""
         while self._answers:
             await asyncio.wait(set(self._answers))
 
     def close(self) -> None:
-        """Answer nothing any more."""
+        """Cancel the answers in progress."""
         for one in self._answers:
             one.cancel()
 
@@ -132,7 +132,7 @@ class _Load:
         if event.get("resourceType") == "Document" and url == _URL and self._page is not None:
             stand_in, self._page = self._page, None
         elif event.get("resourceType") == "Document":
-            # The page stays where it is.
+            # The page may not open another document.
             await self._call("Fetch.failRequest", requestId=number, errorReason="Aborted")
             return
         else:
@@ -153,7 +153,7 @@ class _Load:
         )
 
     async def _call(self, command: str, **parameters: object) -> None:
-        # The request may be gone with its page.
+        # The page may have been closed in the meantime, and its request with it.
         with contextlib.suppress(CommandFailed, BrowserLost):
             await self._devtools.call(command, self._tab.session, **parameters)
 
@@ -185,7 +185,7 @@ async def draw_page(devtools: DevTools, html: str, stand_ins: StandIns, settings
 
 @contextlib.asynccontextmanager
 async def _opened(devtools: DevTools) -> AsyncIterator[_Tab]:
-    """Open an empty page in a context of its own, which shares nothing with others."""
+    """Open an empty page in a browser context of its own, which shares nothing with other pages."""
     context = (await devtools.call("Target.createBrowserContext", disposeOnDetach=True))["browserContextId"]
     try:
         made = await devtools.call("Target.createTarget", url="about:blank", browserContextId=context)

@@ -21,15 +21,15 @@ from treadle.core.errors import ToolError
 _log = logging.getLogger(__name__)
 
 _MAX_KEPT = 64
-"""Pictures that are kept in memory: those of targets, which all rollouts of a task draw."""
+"""Most pictures kept in memory, so that a target page is not drawn again for each rollout of its task."""
 
 
 class PageNotDrawn(ToolError):
-    """Page that twice ended its browser or did not finish within the time limit, the second time without others."""
+    """Error for a page that failed in two browsers, the second of which drew no other page."""
 
 
 class _Failed(Exception):
-    """One attempt at a page without a picture; the message says why."""
+    """Error for one failed attempt to draw a page; the message is the reason."""
 
 
 class PageRenderer:
@@ -37,11 +37,11 @@ class PageRenderer:
 
     Attributes:
         num_started: Number of browsers started so far.
-        product: Name and version of the browser; empty before the first page.
+        product: Name and version of the browser; empty before the first one starts.
     """
 
     def __init__(self, settings: BrowserSettings, stand_ins: StandIns) -> None:
-        """Prepare to draw with stand-ins for what pages load; the first page starts the browser."""
+        """Prepare to draw; `stand_ins` returns the answers to the requests of pages. No browser is started yet."""
         self._settings, self._stand_ins = settings, stand_ins
         self._places = asyncio.Semaphore(settings.pages_at_once)
         self._changing, self._repeating = asyncio.Lock(), asyncio.Lock()
@@ -54,7 +54,7 @@ class PageRenderer:
         self.product = ""
 
     async def __aenter__(self) -> PageRenderer:
-        """Start a browser, so that a missing one shows before any work. Raises SandboxError."""
+        """Start a browser, so that a missing Chromium is noticed before any work. Raises SandboxError."""
         try:
             await self._browser()
         except BaseException:
@@ -68,9 +68,9 @@ class PageRenderer:
         await self.close()
 
     async def draw(self, html: str) -> bytes:
-        """Return the PNG picture of a page; the same page is drawn once.
+        """Return the PNG picture of a page. Pictures of recent pages are kept and not drawn again.
 
-        Raises PageNotDrawn if it ends two browsers or takes too long in both, and SandboxError if no browser starts.
+        Raises PageNotDrawn if the page fails or takes too long in two browsers, and SandboxError if no browser starts.
         """
         key = hashlib.sha256(html.encode("utf-8", "replace")).hexdigest()
         task = self._kept.get(key)
@@ -102,7 +102,7 @@ class PageRenderer:
                 return await self._attempt(running, html)
         except _Failed as error:
             _log.info("a page was not drawn: %s", error)
-        # Another page may have ended the browser, so the second one is shared with none.
+        # Another page may have ended the browser, so the second browser draws this page alone.
         async with self._repeating:
             running = await self._start()
             running.is_worn, running.num_open = True, 1
@@ -114,7 +114,7 @@ class PageRenderer:
                 await self._give_back(running)
 
     async def _attempt(self, running: _Running, html: str) -> bytes:
-        """Draw a page; a browser in which that fails is worn. Raises _Failed."""
+        """Draw a page. If that fails, mark the browser as worn and raise _Failed."""
         try:
             async with asyncio.timeout(self._settings.page_time_s):
                 return await draw_page(running.browser.devtools, html, self._stand_ins, self._settings)
@@ -143,7 +143,7 @@ class PageRenderer:
             await running.close()
 
     async def _browser(self) -> _Running:
-        """Return a browser for one more page: the current one unless it is worn."""
+        """Return a browser for one more page: the current one, or a new one if that is worn."""
         async with self._changing:
             current = self._current
             if current is not None and current.num_pages >= self._settings.pages_per_browser:

@@ -21,8 +21,8 @@ class View:
     """Segments that a request shows.
 
     Attributes:
-        kept: Their numbers.
-        texts: Other texts by number, for segments that are shown with one.
+        kept: Numbers of these segments.
+        texts: Texts that replace those of segments, by the number of the segment.
     """
 
     kept: Sequence[int]

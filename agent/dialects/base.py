@@ -1,6 +1,7 @@
 """Define what a dialect is: how the engine finds the end of a turn, and how a turn is read, written and checked.
 
-A dialect is pure: it knows text, no ids, tools or limits. The engine uses nothing else about the text of a turn.
+A dialect is pure: it handles text, but no token ids, tools or limits. The engine reads the text of a turn only through
+its dialect.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class HasToolSupport(Protocol):
 
 
 class Dialect(Protocol):
-    """Rules for reading and writing the text of a turn. Dialects derive from it and inherit what they do not define."""
+    """Rules for reading and writing the text of a turn. Dialects derive from this class and inherit its defaults."""
 
     ends_every_turn: ClassVar[bool] = False
     """Whether each completion is a turn of its own; otherwise a turn without a reaction continues in the next one."""
@@ -81,7 +82,7 @@ class Dialect(Protocol):
         ...
 
     def read(self, text: str, number: int, ended: TurnEnd, *, is_empty: bool = False) -> ModelTurn:
-        """Read a turn with its calls; `number` is that of the turn; if `is_empty`, the turn added nothing."""
+        """Read a turn with its calls; `number` is the turn's number; if `is_empty`, the turn added no text."""
         ...
 
     def has_answer(self, turn: ModelTurn) -> bool:
@@ -110,7 +111,7 @@ class Dialect(Protocol):
         return messages, []
 
     def replies(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages of an environment as the model's template takes them."""
+        """Return the messages of an environment in the form that the model's template takes."""
         return messages
 
     def added_tools(self, tools: Sequence[ToolSchema]) -> Message | None:
@@ -126,7 +127,7 @@ class Dialect(Protocol):
         ...
 
     def is_acted_on(self, segment: Segment) -> bool:
-        """Return whether the environment reacts to a segment by itself: a call or an answer that ends a turn."""
+        """Return whether the environment reacts to a segment: it is a complete call, or an answer that ends a turn."""
         ...
 
     def faults(self, segments: Sequence[Segment], calls: Sequence[tuple[str, str]]) -> list[str]:

@@ -32,12 +32,12 @@ class FunctionsDialect(Dialect):
 
     Attributes:
         form: How calls are written in the text.
-        told_by: What tells the model about its tools: its `template`, a `message` of ours, or the `service`, to which
-            they are sent.
+        told_by: How the model learns about its tools: from its chat `template`, from a `message` that is written here,
+            or from the `service`, which gets the tools with each request.
         has_tool_role: Whether results are messages of role `tool`; otherwise they are written into a user message.
         opens_reasoning: Whether the prompt begins the model's turn with `<think>`; None if that is not known.
-        has_system_role: Whether the template takes system messages; otherwise a `message` is the beginning of the first
-            one of the user.
+        has_system_role: Whether the template takes system messages; otherwise the message about tools is put at the
+            beginning of the first user message.
     """
 
     ends_every_turn: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class FunctionsDialect(Dialect):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """None: the model ends its turn itself."""
+        """Empty: the model ends its turn itself."""
         return ()
 
     def cut(self, text: str) -> str:
@@ -121,7 +121,7 @@ class FunctionsDialect(Dialect):
         return segments
 
     def calls_of(self, text: str) -> list[CallText]:
-        """Return the calls in the text of a turn; those that its reasoning spells are none."""
+        """Return the calls in the text of a turn; text inside its reasoning is never a call."""
         return self._calls_after(text, self._reasoning_end(text))
 
     def _calls_after(self, text: str, position: int) -> list[CallText]:
@@ -133,8 +133,8 @@ class FunctionsDialect(Dialect):
     def _reasoning_end(self, text: str) -> int:
         """Return the offset after the reasoning that begins a turn, and the white space behind it; 0 without any.
 
-        Templates may open the block in the prompt, so that only its end is in the text. If it is not known whether one
-        did, an end that an argument of a call spells is none.
+        Templates may open the block in the prompt, so that only its end is in the text. If it is not known whether the
+        template did so, a closing marker inside an argument of a call does not end reasoning.
         """
         place = text.find(_THINK_END)
         is_opened = self.opens_reasoning or text.lstrip().startswith(_THINK)
@@ -178,7 +178,7 @@ class FunctionsDialect(Dialect):
         return [{**first, "content": f"{told}\n\n{first['content']}"}, *others], []
 
     def replies(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """See `Dialect`; without a role for results, those of a turn are one user message."""
+        """See `Dialect`; if the template has no role for results, the results of a turn are one user message."""
         if self.has_tool_role:
             return messages
         found: list[Message] = []
@@ -195,7 +195,7 @@ class FunctionsDialect(Dialect):
         return found
 
     def added_tools(self, tools: Sequence[ToolSchema]) -> Message | None:
-        """See `Dialect`; a service is told with the next request instead."""
+        """See `Dialect`; a service gets new tools with the next request instead."""
         return None if self.told_by == "service" else Message(added_text(tools))
 
     def as_json(self) -> dict[str, object]:

@@ -53,8 +53,9 @@ _MESSAGES = SYSTEM_KINDS - {RESULT, FRAME}
 def format_faults(segments: Sequence[Segment], dialect: TagTable) -> list[str]:
     """Return the codes of FORMAT_FAULTS that apply to a turn, in that order; white space between blocks is allowed.
 
-    A message between two turns of a dialogue is followed by what may follow a result; one at the end is ignored. Rules
-    of thoughts and of the answer are for tables with these tags. A table without `successors` has no rules.
+    After a message between two turns of a dialogue, the same tags may follow as after a result; messages at the end are
+    ignored. Rules about thoughts and the answer apply to tables with these tags. A table without `successors` has no
+    rules.
     """
     if not dialect.successors:
         return []
@@ -76,8 +77,8 @@ def format_faults(segments: Sequence[Segment], dialect: TagTable) -> list[str]:
 def call_faults(segments: Sequence[Segment], calls: Sequence[tuple[str, str]], dialect: TagTable) -> list[str]:
     """Return the codes of CALL_FAULTS that apply to the calls of a turn, in that order.
 
-    `calls` are pairs (tool, status) from the ledger. Of a table without `successors`, only their statuses count: its
-    environment need not keep a ledger.
+    `calls` are pairs (tool, status) from the ledger. For a table without `successors` only the statuses are checked,
+    because its environment need not keep a ledger.
     """
     faults = {_OF_STATUS[status] for _, status in calls if status in _OF_STATUS}
     if not dialect.successors:

@@ -16,8 +16,9 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 class Tag:
     """Row of the tag table: its author, whether it calls a tool, and whether generation stops at its closing marker.
 
-    `parameter` names the argument that the text of a call is. Tools whose tags are no stops can be called several times
-    in one turn. `word` is the text inside the markers, by default the name, which is the kind of the segments.
+    `parameter` is the name of the argument that gets the text of a call. Tools whose tags do not stop generation can be
+    called several times in one turn. `name` is the kind of the tag's segments. `word` is the text inside the markers,
+    by default the name.
     """
 
     name: str

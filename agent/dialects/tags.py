@@ -87,11 +87,11 @@ TOOL_DIALECT = TagDialect(
 )
 """Default dialect: think, call, read the result, think, answer."""
 SPACED_TOOL_DIALECT = replace(TOOL_DIALECT, spaced=True)
-"""The same with white space around results."""
+"""Default dialect with white space around results."""
 
 
 def require_tags(dialect: Dialect, what: str) -> TagDialect:
-    """Return a dialect that is one of tags; raise ConfigError, naming what needs it, for others."""
+    """Return the dialect if it has tags; otherwise raise ConfigError, whose message names `what` needs them."""
     if not isinstance(dialect, TagDialect):
         raise ConfigError(f"{what} needs an environment whose dialect has tags, such as `question`")
     return dialect

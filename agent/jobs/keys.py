@@ -21,20 +21,20 @@ _SELECTION_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class QuestionJob:
-    """Job of a stage that works on questions; `key` owns its records in the journal (32 hex digits)."""
+    """Job of a stage that works on questions. Its journal records are stored under `key` (32 hex digits)."""
 
     key: str
     question: Mapping[str, Any]
     sample_index: int = 0
     is_copy: bool = False
-    """Whether an earlier job has the same key. Only that one is made; its row is copied to this question."""
+    """Whether an earlier job has the same key. Only that earlier job is run; its row is copied for this question."""
 
 
 def shared_digest(settings: Section, inputs: Mapping[str, Sequence[Rows]]) -> str:
     """Return a digest of what all jobs of a stage have in common: its settings and the checkpoints it reads.
 
-    A key that is added to a section is included, unless it only selects jobs. Environments are excluded here: the own
-    digest is part of each job's key, and that digest does not depend on the source of the web (record or provider).
+    Keys that only select jobs are left out. Environments are, too: the key of each job includes the digest of its
+    environment, which does not depend on whether search results are from a web record or a live provider.
     """
     dumped = semantic_dump(settings)
     dumped.pop("environment", None)
@@ -47,16 +47,19 @@ T_QuestionJob = TypeVar("T_QuestionJob", bound=QuestionJob)
 
 
 def unique_jobs(jobs: Iterable[T_QuestionJob]) -> Iterator[T_QuestionJob]:
-    """Yield the jobs that are made: the first one of each key."""
+    """Yield the jobs to run: the first one of each key."""
     return (job for job in jobs if not job.is_copy)
 
 
 def job_key(*parts: Any) -> str:
-    """Return the key of a job: a digest of JSON-able data, all that the job depends on."""
+    """Return the key of a job: a digest of `parts`, JSON-able data that must cover all that its result depends on."""
     return digest_json(list(parts))[:32]
 
 
 def changed_settings(before: Any, settings: Section) -> list[str]:
-    """Return the keys whose values differ from the dumped settings of a result, without keys that only select jobs."""
+    """Return the keys in which `settings` differ from `before`, the dumped settings of an earlier result.
+
+    Keys that only select jobs are left out.
+    """
     keys = (line.split(": ", 1)[0] for line in differing_keys(before, semantic_dump(settings)))
     return [key for key in keys if key.removeprefix("options.").split("[")[0] not in _SELECTION_KEYS]

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class KeyedJob(Protocol):
-    """Unit of work of a stage; `key` owns its records in the journal."""
+    """Unit of work of a stage. Its journal records are stored under `key`."""
 
     @property
     def key(self) -> str:
@@ -62,7 +62,7 @@ class PassResult:
     Attributes:
         errors: Cause of failure by job key.
         retryable: Whether any of the errors is retryable.
-        num_consecutive_failures: Consecutive failures at the end of the pass so far.
+        num_consecutive_failures: Number of jobs that failed since the last one that finished.
         first: Cause of the first failure.
     """
 
@@ -139,7 +139,7 @@ class JobRunner(Generic[T_Job]):
         for number in range(self._options.pending_retries + 1):
             if number:
                 pause_s = self._options.pending_pause_s * 2 ** (number - 1)
-                # A pass that gave up early has no errors of the jobs that it never tried.
+                # A pass that gave up early left jobs untried, so the number of its errors would be too small.
                 num_open = sum(1 for _ in self._open_jobs())
                 _log.warning("%d %s are pending, trying again in %g s", num_open, self._noun, pause_s)
                 await asyncio.sleep(pause_s)

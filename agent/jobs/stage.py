@@ -1,6 +1,6 @@
 """Run one attempt at a stage whose work is a stream of independent jobs, each with its own record in the journal.
 
-A stage defines its jobs, what must be open for them, how one job is done and what earlier attempts spent. The order,
+A stage defines its jobs, the resources that they use, how one job is run and what earlier attempts spent. The order,
 the budget, resuming, pending jobs and unreachable endpoints are handled here.
 """
 
@@ -39,7 +39,7 @@ class JobStageOptions(JobRunnerOptions, Protocol):
 
 
 class JobStage(ABC, Generic[T_Job]):
-    """One attempt at the jobs of a stage instance, first to do them and then to write their rows."""
+    """One attempt at the jobs of a stage instance. `work` runs the jobs; subclasses then write their rows."""
 
     NOUN: ClassVar[str]
     """What the jobs are called in messages and in the progress display, in the plural."""
@@ -65,14 +65,14 @@ class JobStage(ABC, Generic[T_Job]):
 
     @abstractmethod
     async def _run_job(self, job: T_Job) -> None:
-        """Do one job and finish its record; raise if infrastructure keeps it from finishing."""
+        """Run one job and write its final record; raise if infrastructure keeps it from finishing."""
 
     @abstractmethod
     def _count_earlier(self) -> None:
-        """Charge the budget with what earlier attempts spent; called only if there is a limit."""
+        """Charge the budget with what earlier attempts spent; called only if the budget has a limit."""
 
     async def work(self) -> WorkResult:
-        """Do the unfinished jobs of this process."""
+        """Run the unfinished jobs of this process."""
         num_open = self._start_progress()
         if not num_open:
             return WorkResult()
@@ -85,7 +85,7 @@ class JobStage(ABC, Generic[T_Job]):
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
-            # The jobs stay pending; `check_pending` checks their share.
+            # The jobs stay pending; `check_pending` compares their share with `max_error_rate`.
             self._job_runner.last.first = self._job_runner.last.first or str(error)
         return self._job_runner.work_result(self._facts)
 
@@ -102,7 +102,7 @@ class JobStage(ABC, Generic[T_Job]):
         write_live_status(self._context.scratch, LiveStatus(doing=doing, model_servers=tuple(servers)))
 
     def check_pending(self) -> int:
-        """Return the number of pending jobs, once the work is over and if the user accepts failures.
+        """Return the number of pending jobs after the work, if it is 0 or the user accepts failures.
 
         Raises StageFailed if there are no jobs, or if more failed than `max_error_rate` allows. Raises JobsPending if
         jobs are pending and failures are not accepted.
@@ -134,7 +134,7 @@ class JobStage(ABC, Generic[T_Job]):
         return (job for job in self._own_jobs() if not self._journal.is_finished(job.key))
 
     def _stored(self, key: str) -> dict[str, Any]:
-        """Return the record of a finished job."""
+        """Return the final record of a finished job."""
         stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
         return stored
 

@@ -60,7 +60,7 @@ class ServerRates:
 async def reporting(report: Callable[[], None]) -> AsyncIterator[None]:
     """Call `report` at the start of the block, every `STATUS_INTERVAL_S` seconds, and at its end.
 
-    The first error of it is logged, and none ends the block or the reports.
+    Errors that `report` raises end neither the block nor the reports; the first one is logged.
     """
     has_failed = False
 

@@ -1,7 +1,7 @@
 """Give up a rollout that does not end by itself because its environment or its model hangs.
 
-The time limits of agents end a rollout in good order. This limit ends what ignores them; it uses the work clock, so a
-stopped process or a server that is waited for does not count.
+A rollout normally ends itself at its agent's time limit. If it does not, the longer limit here cancels it. Both use the
+work clock, which does not run while the process is stopped or waits for infrastructure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from treadle.core.work_clock import WorkClock, timed_work
 T = TypeVar("T")
 
 _GRACE_S = 60.0
-"""Seconds that the limit exceeds the time of the agent by, so that a rollout can end in good order."""
+"""Least seconds between the agent's time limit and this one, so that a rollout can end itself first."""
 
 
 class RolloutHangs(ToolError):
@@ -48,9 +48,9 @@ async def within(clock: WorkClock, left_s: float, work: Coroutine[Any, Any, T], 
 async def timed_rollout(
     roll_out: Callable[[float], Coroutine[Any, Any, T]], *, rollout_time_s: float, wall_limit_s: float
 ) -> T:
-    """Return what a rollout with a work clock of its own gives; raise RolloutHangs if it ignores its deadline.
+    """Run a rollout with a work clock of its own and return its result; raise RolloutHangs if it exceeds the limit.
 
-    `roll_out` gets the deadline: `rollout_time_s` from now.
+    `roll_out` is called with its deadline, `rollout_time_s` from now. The limit is longer: see `wall_limit`.
     """
     with timed_work() as clock:
         limit_s = wall_limit(wall_limit_s, rollout_time_s)

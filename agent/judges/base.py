@@ -36,7 +36,7 @@ _EMPTY = View("0", "")
 
 
 class Grade(NamedTuple):
-    """Grade of an answer or trajectory, from 0 to 1, with the parts that the judge declares, likewise."""
+    """Grade of an answer or trajectory, from 0 to 1; `parts` are further such numbers by the names in `Judge.PARTS`."""
 
     value: float
     parts: Mapping[str, float] = {}
@@ -46,7 +46,7 @@ class Judge(Entry):
     """Judge models for answers and trajectories: which are asked about what, and how."""
 
     PARTS: ClassVar[Mapping[str, str]] = {}
-    """Names of the numbers that a grade may have, with what they mean."""
+    """Further numbers that a grade may have: name -> meaning."""
     NEEDS_ANSWERS: ClassVar[bool] = False
     """Whether it compares with gold answers: then it is shown them, and is asked about answers that the rules do not
     accept. Otherwise it is asked about every answer, never shown gold answers, and its grade is the score."""
@@ -79,7 +79,7 @@ class Judge(Entry):
     """Content of `rubric`; filled in when the configuration is read."""
 
     def effective(self) -> Self:
-        """Return the settings with texts by content, so that the place of a file does not count."""
+        """Return the settings with the texts of `prompt` and `rubric` instead of paths, so that paths do not matter."""
         return self.model_copy(update={"prompt": self.prompt_text, "rubric": self.rubric_text})
 
     def messages(self, view: View) -> list[dict[str, str]]:
@@ -99,12 +99,12 @@ class Judge(Entry):
         return grade >= 0.5
 
     def instructions(self, shipped: str) -> str:
-        """Return the system prompt: the given or the shipped one, and the rubric."""
+        """Return the system prompt: that of the settings, or else `shipped`, followed by the rubric if there is one."""
         rubric = f"\n\nRubric:\n{self.rubric_text}" if self.rubric_text else ""
         return (self.prompt_text or shipped) + rubric
 
     def digest(self) -> str:
-        """Return a digest of everything that affects a reading except the model and its input.
+        """Return a digest of everything that affects verdicts or grades except the model and its input.
 
         Raises ConfigError as `checked_messages` does.
         """
@@ -126,7 +126,7 @@ class Judge(Entry):
 
     @property
     def kind(self) -> str:
-        """Name of its judgements: the type, of a class its name."""
+        """Name of its judgements: the type, or for a class of the user the name of the class."""
         return self.type.rpartition(":")[2]
 
     @field_validator("models")

@@ -58,7 +58,7 @@ class Choice:
     """Choice of a judge model.
 
     Attributes:
-        picked: Place of the chosen attempt among those of the case, from 0; None if no reply could be read.
+        picked: Index of the chosen attempt in `ChoiceCase.attempts`; None if no reply could be read.
         raw: Unchanged replies of the judge model.
         error: Reason why no attempt is chosen.
         prompt_tokens, completion_tokens: Tokens of the judge model.
@@ -114,14 +114,14 @@ class ChoiceJudge:
 
 
 def shown_order(num_attempts: int, seed: int) -> list[int]:
-    """Return the places of the attempts in the order in which the model sees them."""
+    """Return the indices of the attempts in the order in which the model sees them."""
     order = list(range(num_attempts))
     random.Random(seed).shuffle(order)
     return order
 
 
 def read_choice(text: str, num_attempts: int) -> int | None:
-    """Return the place of the chosen attempt in the order shown, from 0; None if the reply is not a choice.
+    """Return the index of the chosen attempt in the order shown, from 0; None if the reply is not a choice.
 
     The block `<choice>` that ends the reply counts, or the whole reply if it has none. It must consist of a number from
     1 on (see `match_word`).

@@ -113,7 +113,7 @@ class ModelJudge:
         yield from trajectory_views(case.question, answers, case.segments, seed)
 
     def _read(self, text: str) -> bool | Grade | None:
-        """Return what a judge reads in a reply; raise StageFailed if that is nothing that a judge may return."""
+        """Return what the judge's `read` returns for a reply; raise StageFailed if it fails or returns anything odd."""
         try:
             found = self._judge.read(text)
         except Exception as error:

@@ -43,7 +43,7 @@ SEGMENT_COUNTS = (240, 80, 24)
 _BLANK = r"[\s\u200b-\u200d\u2060]*"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _OWN_NAMES = frozenset({"question", "gold", "predicted", "note", "final_answer"})
-"""Names of blocks that no segment writes."""
+"""Names of blocks that views use themselves, so that no segment's block may have them."""
 _TAG = re.compile(rf"<(?={_BLANK}(?:/{_BLANK})?[A-Za-z_][^<>]*>)")
 
 

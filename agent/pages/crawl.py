@@ -67,8 +67,8 @@ class PageSection:
         status: Whether there is content, or what failed.
         text: Content, or the reason why there is none.
         key: Key of the page's entry in the record; empty without one.
-        is_recorded: Whether the entry was there already.
-        error: Error that says nothing about the page, such as a model out of order; None for a bad page.
+        is_recorded: Whether the entry existed before this call.
+        error: Error that is not the page's fault, such as an unreachable model; None for a bad page.
     """
 
     url: str
@@ -158,7 +158,7 @@ class Crawler:
     async def _content(
         self, page: PageEntry, purpose: Purpose, goal: _Goal, deadline: float, result: CrawlResult
     ) -> tuple[SectionStatus, str, TreadleError | None]:
-        """Return what the page says for the purpose, or why that is not known, and the error behind it."""
+        """Return a status, the content for the purpose or the reason why there is none, and the error behind it."""
         text = clean(page.text[: self._settings.page_chars])
         if self._summarizer is None:
             sought = f"{purpose.query} {purpose.reasoning}"

@@ -16,7 +16,7 @@ from treadle.core.untrusted.prompt_text import as_data
 from treadle.web.pages.control_tokens import without_known_tokens, without_tokens
 
 MAX_REASONING_CHARS = 8_000
-"""Most characters of the reasoning in a prompt; the end counts."""
+"""Most characters of the reasoning in a prompt; of longer reasoning the end is kept."""
 MAX_QUERY_CHARS = 2_000
 _BLOCK_TAG = re.compile(r"<(?=\s*/?\s*(?:query|goal|page|reasoning)\b)", re.IGNORECASE)
 

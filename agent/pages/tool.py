@@ -88,8 +88,8 @@ class CrawlPageTool:
         """Read the pages that the argument names; `deadline` is a time of the work clock, and limits only summaries.
 
         Fetching has a limit of its own. It counts as infrastructure, so it holds the work clock. Raises ToolError if
-        pages could not be fetched for a reason that is not theirs, ModelError if a summary could not be made for
-        such a reason, and DeadlineExceeded.
+        pages could not be fetched for a reason that is not the pages' fault, ModelError if a summary could not be made
+        for such a reason, and DeadlineExceeded.
         """
         started = asyncio.get_running_loop().time()
         urls = find_urls(split_links(argument))

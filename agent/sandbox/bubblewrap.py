@@ -1,9 +1,9 @@
-"""How a sandbox is started: the command line of each kind, above all bubblewrap's, for root and for an ordinary user.
+"""Build the command line that starts a sandbox of each kind, above all bubblewrap's, for root and for ordinary users.
 
-An ordinary user gets a user namespace in which no further one can be made. Root needs none to build the mounts, and
-must not keep its identity, because resource limits do not bind it: the guest starts with nothing but the right to
-change its uid and gives that up for an unused uid before anything else (the interpreter may then lie where only root
-can read). The system-call filter holds in both cases.
+An ordinary user gets a user namespace in which no further one can be made. Root can build the mounts without one, but
+programs must not run as root, because resource limits do not bind it. So the guest starts with only the capability to
+change its uid, and first of all changes to an unused uid for good (the interpreter may then be in a folder that only
+root can read). The system-call filter applies in both cases.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ WORKSPACE = "/workspace"
 """Where a sandbox shows its writable folder."""
 PROGRAMS = "/opt/bin"
 EMPTY_PROGRAM = b"60 0 0 0\n"
-"""For the guest: CPU seconds, whether a last expression is printed, length of the program, length of its input."""
+"""Message to the guest: CPU seconds, whether a last expression is printed, length of the program and of its input."""
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 # systemd's range for users that exist only while a service runs: nothing else owns files or processes under them.
 _FIRST_UID, _LAST_UID = 61184, 65519
 _uids = itertools.count(int.from_bytes(os.urandom(4), "little"))
-# Programs of the system that a shell needs. Not /usr/local and /opt, in which people install what is theirs.
+# Programs of the system that a shell needs. Not /usr/local and /opt, where people install their own programs.
 _SYSTEM_FOLDERS = (
     *("/bin", "/sbin", "/lib", "/lib32", "/lib64"),
     *(f"/usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "include")),
@@ -56,7 +56,7 @@ ENVIRONMENT = {
     "HOME": SCRATCH,
     "TMPDIR": SCRATCH,
     "LC_ALL": "C.UTF-8",
-    # One answer for one program: sets of strings come out in the same order each time.
+    # The same program prints the same: sets of strings have the same order each time.
     "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -74,18 +74,18 @@ _LANDLOCK_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How to start one sandbox. Who starts it owns the two read ends, which are None without namespaces."""
+    """Command that starts one sandbox. Its caller closes `lifeline` and `info`, which are None without namespaces."""
 
     arguments: list[str]
     environment: dict[str, str]
     descriptors: tuple[int, ...] = ()
-    """To pass on as 3, 4, 5; closed here afterwards."""
+    """Descriptors that the sandbox gets as 3, 4, 5; they are closed after the command was used."""
     lifeline: int | None = None
-    """Reaches end of file when the sandbox's first process, and with it every other, has ended."""
+    """Pipe that reaches end of file when the sandbox's first process, and with it every other, has ended."""
     info: int | None = None
-    """Carries JSON with `child-pid`, the host's id of the sandbox's first process, whose end also ends all others."""
+    """Pipe with JSON: `child-pid` is the host's id of the sandbox's first process, whose end also ends all others."""
     own_nodes: bool = False
-    """As `cgroup`, in `Guardian.start`."""
+    """Argument of `Guardian.start`, like `cgroup`."""
     cgroup: dict[str, object] | None = None
 
 
@@ -106,7 +106,7 @@ class WritableFolder:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Everything needed to start sandboxes of one kind; `bwrap` is None but for `kind = "bubblewrap"`."""
+    """Everything needed to start sandboxes of one kind; `bwrap` is None unless `kind = "bubblewrap"`."""
 
     settings: SandboxSettings
     runtime: Runtime | None
@@ -118,7 +118,7 @@ class Launcher:
     def command(self, scratch: Path | None = None, *, eager: bool = True) -> Iterator[Command]:
         """Yield the command that starts one sandbox; without namespaces the program runs in `scratch`.
 
-        An eager one imports all packages before it is ready, so that none that cannot be imported goes unnoticed.
+        With `eager` it imports all packages before it is ready, so that a package that cannot be imported is noticed.
         """
         if self.bwrap is None:
             yield self._unconfined(scratch, eager)
@@ -205,8 +205,8 @@ def unused_uid() -> int | None:
 
 
 def namespaces(*, as_root: bool, network: bool = False) -> list[str]:
-    """Return the arguments for namespaces and identity; with `network` a sandbox has the machine's."""
-    # The guest is the first process: bubblewrap's own reaper would be left a zombie to the machine's init each time.
+    """Return the arguments for namespaces and identity; with `network` a sandbox uses the machine's network."""
+    # The guest is the first process: bubblewrap's own reaper would stay a zombie below the machine's init each time.
     arguments = ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox"]
     arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
     if not network:
@@ -228,7 +228,7 @@ def _environment() -> list[str]:
 def _file_system(runtime: Runtime, scratch_mb: int, devices: str, writable: WritableFolder | None) -> list[str]:
     binds = [*runtime.binds, (_GUEST_INSIDE, str(GUEST))]
     if writable is not None:
-        # The loader and others are in a folder that is shown as a whole.
+        # The loader and other files are in system folders, which are shown as a whole.
         binds = [(place, source) for place, source in binds if not place.startswith(_SYSTEM_FOLDERS)]
     places = [place for place, _ in binds]
     inside_others = tuple(f"{place}/" for place in places)
@@ -311,7 +311,7 @@ def _with_bubblewrap(settings: SandboxSettings, runtime: Runtime) -> Launcher:
 
 
 def _access_hint(runtime: Runtime) -> str:
-    """Return a hint at the usual cause: root's programs run as another user, who cannot read the interpreter."""
+    """Return a hint at the likely cause if root's programs, which run as another user, cannot read the interpreter."""
     closed = [
         folder
         for _, source in runtime.binds
@@ -336,7 +336,7 @@ def check(settings: SandboxSettings | None = None) -> str | None:
 
 
 def describe(settings: SandboxSettings) -> dict[str, str]:
-    """Facts that a manifest should name: isolation, memory limit, devices, Python, packages. Raises SandboxError."""
+    """Return facts for a manifest: isolation, memory limit, devices, Python, packages. Raises SandboxError."""
     runtime = find_runtime((settings.interpreter or Path(sys.executable)).absolute(), settings.packages)
     facts = {"isolation": settings.kind, "python": runtime.python_version}
     if settings.kind == "bubblewrap":
@@ -372,7 +372,7 @@ def find_bubblewraps() -> list[Path]:
 
 @functools.cache
 def _self_test(bwrap: Path | None, runtime: Runtime) -> str | None:
-    """Start one empty sandbox, by Landlock without bubblewrap; the reason why that does not work, or None."""
+    """Start one empty sandbox, with Landlock if `bwrap` is None; return the reason why that fails, or None."""
     settings = SandboxSettings(kind="landlock" if bwrap is None else "bubblewrap", packages=())
     launcher = Launcher(settings, runtime, bwrap)
     ends: list[int] = []

@@ -1,4 +1,4 @@
-"""How programs written by a model are confined: kind of isolation, limits, what they may import."""
+"""Define how programs written by a model are confined: kind of isolation, limits, packages that they may import."""
 
 from __future__ import annotations
 

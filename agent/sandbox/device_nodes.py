@@ -15,7 +15,7 @@ import os
 import stat
 
 DEVICES = {"null": (1, 3), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
-"""Name -> major and minor number. Not `zero`: mapped, it is shared memory that nothing counts."""
+"""Name -> major and minor number. `zero` is left out: mapping it gives shared memory that no limit counts."""
 FOLDER = "/sys"
 """Where the nodes are mounted: a folder that bubblewrap does not read."""
 
@@ -28,7 +28,7 @@ def mount_nodes() -> None:
     """Move this process into its own mount namespace and mount new nodes at `FOLDER` there. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWNS), "mount namespace")
-    # Keeps the mounts that follow from the machine's own namespace.
+    # Later mounts of the machine's own namespace still appear in this one, but not the other way round.
     _mount(libc, None, "/", None, _REC | _SLAVE)
     _mount(libc, "treadle", FOLDER, "tmpfs", _NOSUID | _NOEXEC, "size=4k,mode=755")
     for name, (major, minor) in DEVICES.items():

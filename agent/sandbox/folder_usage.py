@@ -24,7 +24,7 @@ _RESERVE_FILES = 1024
 RESERVE_BYTES = 64 * 1024 * 1024
 """Free space of the host's disk below which programs are ended."""
 _LOAD_SHARE = 0.1
-"""Most of the time that sampling one folder takes: large folders are sampled less often."""
+"""Largest share of time spent on sampling one folder; large folders are sampled less often."""
 FolderExcess = Literal["folder", "files"]
 
 
@@ -37,19 +37,19 @@ class FolderUsage:
     is_too_deep: bool = False
 
     def excess(self, limit: FolderUsage) -> FolderExcess | None:
-        """Return which limit is exceeded."""
+        """Return the limit that is exceeded, or None."""
         if self.num_bytes > limit.num_bytes:
             return "folder"
         return "files" if self.num_files > limit.num_files or self.is_too_deep else None
 
 
 def folder_limit(num_bytes: int, used: FolderUsage) -> FolderUsage:
-    """Return the limits of a program; one that begins above them may still delete."""
+    """Return the limits of a program; `used` is allowed in any case, so that a program can still delete files."""
     return FolderUsage(max(num_bytes, used.num_bytes), max(MAX_FILES, used.num_files))
 
 
 def usage_of_folder(folder: Path, first: int | None = None) -> FolderUsage:
-    """Return the usage of a folder; what vanishes meanwhile is left out.
+    """Return the usage of a folder; entries that vanish in the meantime are left out.
 
     Files without a name that the process `first` or its descendants hold open are included.
     """
@@ -76,14 +76,14 @@ def _nameless_bytes(first: int, device: int) -> int:
 
 
 def _add(name: str, parent: int | None, depth: int, found: list[int]) -> None:
-    """Add what is in a folder to bytes, entries and depth."""
+    """Add the content of a folder to `found`: bytes, entries and greatest depth."""
     flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     place, folder, closed = os.open(name, os.O_PATH | flags, dir_fd=parent), -1, None
     path = f"/proc/self/fd/{place}"
     try:
         mode = stat.S_IMODE(os.fstat(place).st_mode)
         if os.geteuid() != 0 and mode & 0o500 != 0o500:
-            # Its programs, the same user's, have closed it.
+            # Programs in the sandbox, which run as this user, have removed the access rights.
             os.chmod(path, mode | 0o500)
             closed = mode
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

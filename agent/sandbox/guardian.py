@@ -51,7 +51,7 @@ class ProcessStatus:
     code: int | None = None
     """Exit code as in `subprocess`: -N after signal N."""
     cgroup: bool = False
-    """Whether a cgroup limits the memory of all its processes together."""
+    """Whether a cgroup limits the total memory of the sandbox's processes."""
     oom: bool = False
     """Whether its cgroup ran out of memory."""
 
@@ -121,14 +121,14 @@ class Guardian:
             self._send({"kill": guarded.number}, [], retry=False)
 
     def is_stalled(self) -> bool:
-        """Whether the guardian leaves requests unread, for example because it was stopped."""
+        """Return whether the guardian leaves requests unread, for example because it was stopped."""
         if self._requests is None:
             return False
         unread_bytes = fcntl.ioctl(self._requests, termios.TIOCOUTQ, bytes(4))
         return int.from_bytes(unread_bytes, sys.byteorder) > 0
 
     def abandon(self) -> None:
-        """Kill the guardian; its processes end with it or with their input. The next sandbox starts a new one."""
+        """Kill the guardian; its processes end with it or when their input closes. The next start makes a new one."""
         process, self._process = self._process, None
         self._close_requests()
         if process is not None:

@@ -202,7 +202,7 @@ class DatabasesWithoutWal:
         return spec
 
     def change(self, sqlite3: Any) -> None:
-        """Make new connections ignore the pragma."""
+        """Make new connections ignore `pragma journal_mode=wal`."""
         open_database = sqlite3.connect
 
         def allow(action: int, first: str | None, second: str | None, *_: Any) -> int:
@@ -358,7 +358,7 @@ class Feeder:
         events.register(sizes, select.POLLIN)
 
     def step(self, descriptor: int) -> None:
-        """Do what a descriptor is ready for: read the size of the input, read of the input, or write of it."""
+        """Handle a ready descriptor: read the size of the input, read a chunk of input, or write one."""
         if descriptor == self.sizes:
             self.remaining = int(os.read(descriptor, 32) or b"0")
             self.events.unregister(descriptor)

@@ -37,7 +37,7 @@ class Program:
 
     Attributes:
         text: Python.
-        stdin: All that it can read from its standard input.
+        stdin: Text on its standard input.
         prints_value: Whether the value of an expression at its end is printed, as in an interactive interpreter.
     """
 
@@ -46,7 +46,7 @@ class Program:
     prints_value: bool = True
 
     def message(self, cpu_s: int) -> bytes:
-        """Return what `guest` reads."""
+        """Return the message by which `guest` receives the program."""
         text, stdin = self.text.encode("utf-8", "replace"), self.stdin.encode("utf-8", "replace")
         return f"{cpu_s} {self.prints_value:d} {len(text)} {len(stdin)}\n".encode() + text + stdin
 
@@ -258,7 +258,7 @@ class SandboxProcess:
 
     @property
     def has_cgroup(self) -> bool:
-        """Whether a cgroup limits the memory of all its processes together."""
+        """Whether a cgroup limits the total memory of the sandbox's processes."""
         return self._status.cgroup
 
     @property

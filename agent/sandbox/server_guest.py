@@ -32,7 +32,7 @@ def main() -> None:
     for name, value in limits.items():
         with contextlib.suppress(ValueError):  # A hard limit is lower.
             resource.setrlimit(name, (value, value))
-    # It was for this interpreter.
+    # This variable was set for this interpreter, not for the server.
     os.environ.pop("LD_LIBRARY_PATH", None)
     server = os.fork()
     if not server:

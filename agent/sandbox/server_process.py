@@ -26,7 +26,7 @@ _ERROR_BYTES = 2048
 
 
 class _ErrorTail(asyncio.Protocol):
-    """Reader of standard error that keeps its end and counts all of it."""
+    """Reader of standard error that keeps the last bytes and counts all bytes."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
         self.tail = b""
@@ -124,7 +124,7 @@ class ServerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no process of it is left."""
+        """Whether no process of the sandbox is left."""
         return self._status.ended.done() and (self._lifeline is None or self._lifeline.ended.done())
 
     async def write(self, data: bytes) -> None:
@@ -135,7 +135,7 @@ class ServerProcess:
         self._input.write(data)
 
     async def watch(self, usage: UsageWatch, memory_bytes: int) -> str:
-        """Return the resource of which its processes use too much, once they do; never without namespaces."""
+        """Wait until the server's processes exceed a limit; return its resource. Never returns without namespaces."""
         if self._info is None or (first := await self._first_pid(self._info)) is None:
             return await asyncio.Future()
         with usage.watching(first, memory_bytes) as excess:
@@ -176,7 +176,7 @@ class ServerProcess:
         return f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
 
     def errors(self) -> str:
-        """Return the end of what it wrote to standard error."""
+        """Return the last part of what the server wrote to standard error."""
         return "" if self._errors is None else self._errors.tail.decode("utf-8", "replace")
 
     def kill(self) -> None:
@@ -189,9 +189,9 @@ class ServerProcess:
             self._guardian.kill(self._guarded)
 
     async def close(self, *, grace: bool = True) -> None:
-        """Close the input and wait for the end; kill the server after a short grace. Raises SandboxError if it stays.
+        """Close the input and wait for the server's end; kill it after a short grace.
 
-        No process of it is left after that.
+        Afterwards no process of the sandbox is left. Raises SandboxError if one cannot be ended.
         """
         if self._input is None:
             self._guarded.stdin.close()

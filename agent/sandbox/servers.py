@@ -86,7 +86,7 @@ class ServerSettings:
 
 
 class ServerLauncher:
-    """Maker of commands for one server. Making it blocks for about a second; it raises SandboxError."""
+    """Builder of the commands that start one server. Its constructor blocks for about a second; raises SandboxError."""
 
     def __init__(self, settings: ServerSettings) -> None:
         program = shutil.which(settings.command[0])
@@ -108,7 +108,7 @@ class ServerLauncher:
 
     @property
     def memory_bytes(self) -> int:
-        """Limit of all its processes together."""
+        """Limit on the memory of all its processes together, in bytes."""
         return self._settings.memory_mb * 1024 * 1024
 
     @contextmanager
@@ -139,7 +139,7 @@ class ServerLauncher:
             str(launcher.bwrap),
             *namespaces(as_root=uid is not None, network=self._settings.network),
             *("--seccomp", "3", "--sync-fd", "4", "--info-fd", "5"),
-            # For the guest's interpreter. Other variables are not arguments, which all users of a machine can read.
+            # This variable is for the guest's interpreter. Others are not arguments, which all users could read.
             *("--setenv", "LD_LIBRARY_PATH", LIBRARIES),
             *self._file_system(launcher),
             *("--", launcher.runtime.executable, "-I", "-S", "-B", "-X", "utf8"),
@@ -200,7 +200,7 @@ def _binds(program: str, settings: ServerSettings) -> tuple[list[Path], list[Pat
                 if _is_python(place.parent.parent):
                     found.append(place.parent.parent)
                 elif place.is_symlink() and place != Path(program):
-                    # In a folder such as ~/.local/bin, of which the server sees nothing else.
+                    # The link is in a folder such as ~/.local/bin, of which the server sees nothing else.
                     links.append(place)
                 else:
                     raise SandboxError(f"command: {place} is not visible in the sandbox; add its folder to `read`")

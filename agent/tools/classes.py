@@ -38,7 +38,7 @@ class ClassSettings(UserToolSettings):
 
     user_class: ClassVar[type]
     methods: ClassVar[Mapping[str, tuple[str | None, UserSignature]]]
-    """Method -> name of its tool, None for that of the entry, and its parameters."""
+    """Method -> (name of its tool, or None for the name of the entry; its parameters)."""
 
     @property
     def version(self) -> int:
@@ -95,7 +95,7 @@ class ClassSource:
 
 
 class ClassTools:
-    """Tools of one instance. Its calls run one after the other, in the order of the model's."""
+    """Tools of one instance. Calls run one after the other, in the order in which the model made them."""
 
     def __init__(self, source: ClassSource, threads: CallThreads, task: Task) -> None:
         self.schemas = source.schemas
@@ -122,7 +122,7 @@ class ClassTools:
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, deadline: float, context: CallContext
     ) -> ToolOutcome:
-        """Run one call after those before it. Raises ToolError if the method does."""
+        """Run one call after the earlier ones have ended. Raises ToolError if the method does."""
         method, signature = self._source.methods[name]
         async with self._turn:
             if self._num_running:
@@ -142,7 +142,7 @@ class ClassTools:
             )
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that counts its calls while they run: a thread continues after its time."""
+        """Return a function that counts its running calls: a thread keeps running after its call has timed out."""
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
             return function
 
@@ -157,7 +157,7 @@ class ClassTools:
         return counted
 
     async def outcome(self) -> Outcome | None:
-        """Return what the instance says about its state. Raises ToolError."""
+        """Return the outcome that the instance reports; None if its class has no such method. Raises ToolError."""
         if not hasattr(self._instance, "outcome"):
             return None
         source = f"{self._class.__name__}.outcome"
@@ -175,7 +175,7 @@ class ClassTools:
 
     @contextlib.asynccontextmanager
     async def _code(self, method: str) -> AsyncIterator[None]:
-        """Run code of the class that no call of the model asked for; its errors and delays become ToolError."""
+        """Run a method of the class that is no tool call; its errors and timeouts are raised as ToolError."""
         place = f"{self._class.__name__}.{method}"
         limit = work_clock().limit(work_clock().time() + self._settings.time_limit_s)
         try:

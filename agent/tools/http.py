@@ -108,7 +108,7 @@ class HttpToolSettings(ToolSettings):
     @model_validator(mode="before")
     @classmethod
     def _read_schema(cls, data: Any) -> Any:
-        """Read the file unless the schema is there, as in settings that were stored."""
+        """Read the schema from its file, unless `parameters` has it already, as in stored settings."""
         if (
             isinstance(data, Mapping)
             and isinstance(data.get("schema_file"), (str, Path))
@@ -162,7 +162,7 @@ class HttpTool:
         self._http: HttpClient | None = None
 
     async def __aenter__(self) -> HttpTool:
-        """Read the keys. Raises ConfigError naming a variable without a usable one."""
+        """Read the keys. Raises ConfigError, which names a variable that has no usable key."""
         settings, what = self._settings, f"tool {self._name}"
         headers = {header: key_of(variable, what) for header, variable in settings.headers_env.items()}
         secrets = list(headers.values())
@@ -197,9 +197,10 @@ class HttpTool:
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, deadline: float, context: CallContext
     ) -> ToolOutcome:
-        """Call the endpoint. Its time is infrastructure's, so it holds the work clock.
+        """Call the endpoint. The wait counts as infrastructure, so it holds the work clock.
 
-        Raises ToolUnavailable if it does not answer, and ToolError if it answers in a way that no call can help.
+        Raises ToolUnavailable if the endpoint does not answer, and ToolError for an answer that shows that no call can
+        succeed.
         """
         loop, place = asyncio.get_running_loop(), f"tool {name}, {self._url.with_query(None)}"
         started, failures, pause_s = loop.time(), 0, _FIRST_PAUSE_S
@@ -249,7 +250,7 @@ class HttpTool:
         return "ok", text if text.strip() else NO_TEXT
 
     def _masked(self, status: int, data: bytes) -> bytes:
-        """Return a reply without the secrets of the request; raise Failure for a successful one that repeats one."""
+        """Return a reply without the secrets of the request; raise Failure if a successful reply contains one."""
         for secret in self._secrets:
             if status < 300 and len(secret) < MIN_SECRET_CHARS:
                 continue
@@ -261,7 +262,7 @@ class HttpTool:
 
 
 def _check_status(status: int, headers: Mapping[str, str], data: bytes) -> None:
-    """Raise Failure for a status that no other arguments can change."""
+    """Raise Failure for a status that does not depend on the arguments of the call."""
     said = f"HTTP {status}: {excerpt(data)}"
     if status in _RETRIED or status >= 500:
         raise Failure("server", said, parse_retry_after(headers.get("Retry-After")))

@@ -67,7 +67,7 @@ class Tool(Protocol):
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """Run one call until `deadline`, a time of the work clock (`treadle.core.work_clock`), or the tool's own limit.
 
-        A tool that can tell waiting from running uses `context.budget_s`, if it is set, instead of the deadline.
+        A tool that can separate waiting from running uses `context.budget_s`, if it is set, instead of the deadline.
         """
         ...
 

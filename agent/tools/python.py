@@ -32,7 +32,7 @@ class PythonTool:
         max_output_chars: int | None = 1000,
         name: str = "python",
     ) -> None:
-        """Prepare the tool; `max_output_chars` None leaves the output uncut (up to about 1 MiB), `name` is the tag."""
+        """Prepare the tool, whose tag is `name`; without `max_output_chars` the output is uncut (up to about 1 MiB)."""
         self.name = name
         self._time_limit_s = time_limit_s
         self._max_output_chars = max_output_chars

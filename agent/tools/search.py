@@ -121,7 +121,7 @@ class SearchTool:
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
-        # The retrieval service does the same, so both find the same.
+        # The retrieval service cuts queries in the same way, so both find the same documents.
         query = argument.strip()[:MAX_QUERY_CHARS].strip()
         outcome = await self._answer(query, deadline, context) if query else ToolOutcome("invalid", EMPTY_QUERY)
         return replace(outcome, seconds=loop.time() - started)
@@ -156,7 +156,7 @@ class SearchTool:
         )
 
     async def _find(self, query: str, question_route: str | None) -> _SourceResult:
-        """Search by the question's own route. Raises TimeoutError."""
+        """Search the corpus, the web or both, by the settings and the question's route. Raises TimeoutError."""
         route = self._settings.route_of(question_route)
         if route == "local":
             return await self._in_corpus(query)
@@ -204,6 +204,6 @@ class SearchTool:
         return _SourceResult(found.text, found.documents, found.sources, found.recorded, refused=found.refused)
 
     def cut(self, contents: str) -> str:
-        """Return a document without what is beyond the limit of the settings."""
+        """Return a document, cut after `document_chars` characters."""
         limit = self._settings.document_chars
         return contents if len(contents) <= limit else contents[:limit] + "..."

@@ -84,7 +84,7 @@ class SearchToolSettings(IndexSettings):
     def with_digests(self, key: str = "environment.search") -> Self:
         """Return the settings with digests of the corpus files and of the web record.
 
-        Services report theirs when the run starts. `key` is that of this table.
+        Services report their digests when the run starts. `key` is the configuration key of this table.
 
         Raises ConfigError, DataError and ArtifactError if something is missing.
         """

@@ -53,7 +53,10 @@ class ToolSettings(Entry):
         return True
 
     def with_interpreter(self, interpreter: Path) -> Self:
-        """Return the settings with another Python for programs, unless one is set; engines have other packages."""
+        """Return the settings with `interpreter` as the Python for programs, unless one is set.
+
+        An engine's own Python has other packages.
+        """
         return self
 
     def known_schemas(self, name: str) -> tuple[ToolSchema, ...]:

@@ -81,7 +81,7 @@ class UserSignature:
 
 
 class _PlainSchema(GenerateJsonSchema):
-    """JSON schema without the titles that repeat names, and without warnings for defaults that JSON cannot say."""
+    """Generator of JSON schemas without titles, which repeat names, and without warnings for defaults beyond JSON."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
 

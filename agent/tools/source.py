@@ -66,7 +66,7 @@ class ToolSource(Protocol):
         ...
 
     async def episode(self, task: Task, seed: int) -> EpisodeTools:
-        """Return the tools of one rollout. Raises ToolError if they cannot be had."""
+        """Return the tools of one rollout. Raises ToolError if they cannot be provided."""
         ...
 
 

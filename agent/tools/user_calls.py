@@ -46,7 +46,7 @@ class CallThreads:
         self._num_given_up = 0
 
     async def run(self, function: Function, *, when: Callable[[], float]) -> Any:
-        """Return what a function returns; `when` is asked for the time limit once a thread is free.
+        """Return what a function returns; `when` returns the time limit and is called once a thread is free.
 
         Raises TimeoutError at that time of the work clock, _Failed if the function raises, and ToolError if too many
         threads are given up.
@@ -124,8 +124,9 @@ async def outcome_of(
 ) -> ToolOutcome:
     """Run one call, a function without arguments, and return its outcome.
 
-    The call may take `time_limit_s`, and `budget_s` or else until `deadline`, a time of the work clock. Texts of the
-    payload are concealed in errors. Raises ToolError if the function does, or if its value is not JSON.
+    The call is stopped after `time_limit_s`, and after `budget_s` or, if that is None, at `deadline`, a time of the
+    work clock. Texts of the payload are concealed in errors. Raises ToolError if the function does, or if its value is
+    not JSON.
     """
     clock = work_clock()
     started = clock.time()

@@ -23,7 +23,7 @@ T_Function = TypeVar("T_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class ToolMark:
-    """Name, None for the method's own, and version that `tool` marks a function with."""
+    """Mark that `tool` puts on a function: the name of its tool, None for the method's own name, and its version."""
 
     name: str | None
     version: int
@@ -38,9 +38,9 @@ def tool(*, name: str | None = None, version: int = 1) -> Callable[[T_Function],
 
 
 def tool(function: Any = None, /, *, name: str | None = None, version: int = 1) -> Any:
-    """Mark a method of a class as a tool, `@tool` or `@tool(name="look-up")`; without a name it is the method's.
+    """Mark a method of a class as a tool: `@tool` or `@tool(name="look-up")`; the default name is the method's.
 
-    Increase `version` if its outcomes become different; of code in a file, every edit counts.
+    Increase `version` if its outcomes change; for code in a file next to the configuration, every edit counts.
     """
 
     def mark(marked: Any) -> Any:
@@ -57,7 +57,7 @@ def mark_of(function: Any) -> ToolMark | None:
 
 
 class UserToolSettings(ToolSettings):
-    """Limits of a tool that a user's code is."""
+    """Limits of a tool that is implemented by a user's code."""
 
     time_limit_s: float = Field(default=60.0, gt=0)
     """Seconds that one call may take; then its outcome is `timeout`."""

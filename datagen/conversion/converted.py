@@ -10,7 +10,7 @@ from treadle.core.runs.stage import Rows
 from treadle.datagen.texts.files import WholeText
 
 CONVERTED, SOURCE = "conversion", "source"
-"""Operators of a rewritten trajectory, and of the one that it was made from."""
+"""Values of `operator` for a rewritten trajectory, and for the one that it was made from."""
 _COLUMNS = (
     "rollout_key", "source_key", "question_key", "dataset", "domain", "model", "source_model", "status",
     "first_messages", "text", "tag", "source_messages", "source_text", "source_tag",
@@ -20,7 +20,7 @@ _COLUMNS = (
 def read_conversions(tables: Sequence[Rows], *, with_sources: bool = False) -> Iterator[WholeText]:
     """Yield the accepted rewrites in their order, each followed by its source if `with_sources`.
 
-    Refused ones are skipped, and so are their sources.
+    Rewrites that were not accepted are skipped, and so are their sources.
     """
     for table in tables:
         for row in table.rows(_COLUMNS):

@@ -51,7 +51,10 @@ def _teacher(plan: Plan, address: Address, options: ConversionOptions) -> str:
 
 
 def _tokenizer(plan: Plan, address: Address, options: ConversionOptions) -> tuple[Path | None, str]:
-    """Return the folder and digest of the tokenizer that counts; raise ConfigError if there is none to count with."""
+    """Return folder and digest of the tokenizer that counts tokens.
+
+    Raises ConfigError if there is none, but `conversion.max_tokens` limits the tokens.
+    """
     folder = options.tokenizer or plan.section("sft_rows", SftRowsOptions).tokenizer
     if folder is not None:
         return folder, load_tokenizer(folder).digest

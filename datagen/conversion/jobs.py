@@ -28,7 +28,7 @@ LEFT_OUT = "left_out"
 
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """A trajectory that the teacher rewrites; `key` owns its records in the journal (32 hex digits)."""
+    """A trajectory that the teacher rewrites. Its journal records are stored under `key` (32 hex digits)."""
 
     key: str
     source: ConversionSource
@@ -51,7 +51,7 @@ def all_sources(settings: ConversionSettings, inputs: Mapping[str, Sequence[Rows
 
 
 def key_of(settings: ConversionSettings) -> str:
-    """Return a digest of what all jobs have in common."""
+    """Return a digest of the settings that all jobs have in common."""
     options = {name: value for name, value in semantic_dump(settings.options).items() if name in _DECIDING}
     dialect = target_dialect(settings.target, settings.options.environment).as_json()
     teacher = semantic_dump(settings.teacher)
@@ -67,7 +67,7 @@ def conversion_jobs(settings: ConversionSettings, inputs: Mapping[str, Sequence[
 
 
 def job_of(shared: str, source: ConversionSource, seed: int) -> ConversionJob:
-    """Return the job of a source that can be rewritten; `shared` is that of `key_of`."""
+    """Return the job of a source that can be rewritten; `shared` is the digest from `key_of`."""
     whole = source.whole
     return ConversionJob(job_key(shared, seed, whole.key, whole.question, whole.text), source)
 
@@ -84,13 +84,13 @@ def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
 
 
 def stored_part(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a row that its job decided: without the source, and without the choice among rewrites."""
+    """Return the columns of a row that its job stored; a rewrite that was left out afterwards counts as converted."""
     part = {name: row[name] for name in STORED}
     return part | {"status": "converted", "reason": "", "reasons": [], "detail": ""} if is_left_out(row) else part
 
 
 def is_left_out(row: Mapping[str, Any]) -> bool:
-    """Return whether an accepted rewrite was left out because there are too many of its kind."""
+    """Return whether an accepted rewrite was left out because `parallel_share` allows fewer of its kind."""
     return bool(row["status"] == LEFT_OUT)
 
 
@@ -98,6 +98,6 @@ STORED = (
     *JUDGED, "text", "tag", "plan", "num_searches", "num_batches", "widest", "num_tokens", "reply", "num_attempts",
     "prompt_tokens", "completion_tokens",
 )  # fmt: skip
-"""Columns that a job decides."""
+"""Columns that a job stores."""
 
 CONVERSION_JOBS = StageJobs(noun="trajectories", of=conversion_jobs, owners=_owners, records=_records)

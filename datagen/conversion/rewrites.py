@@ -71,7 +71,7 @@ class SourceFacts:
     answer: str
 
     def exact(self) -> dict[str, list[str]]:
-        """Return the observations by their text without the white space around it."""
+        """Return the observations byte for byte, grouped by their text without the white space around it."""
         found: dict[str, list[str]] = {}
         for text in self.observations:
             found.setdefault(text.strip(), []).append(text)
@@ -119,8 +119,8 @@ class _Batch:
 def checked_rewrite(reply: str, source: SourceFacts, dialect: PlanningDialect) -> Rewrite:
     """Return a reply as a trajectory of the dialect; raise RewriteRefused for the first rule that it breaks.
 
-    `source` may not contain markers of the dialect. The white space around observations and blocks is not the
-    teacher's to decide: it is written as a rollout writes it.
+    `source` may not contain markers of the dialect. The teacher's white space around observations and blocks is
+    replaced by that of a rollout.
     """
     blocks = _blocks(reply, dialect)
     plan = _plan(blocks, dialect)
@@ -217,7 +217,7 @@ def _written(
     calls: list[tuple[Call, ...]] = []
     for number, batch in enumerate(batches):
         said = "\n".join(_marked(block) for block in (*batch.before, *batch.calls))
-        # Thoughts before a call cannot hold one, so only the tags of the batch are calls.
+        # Thoughts before the calls contain no calls, so only the tags of the batch are read as calls.
         made = read_calls(said, number, parameters, dialect.splitting)
         if any(call.error for call in made):
             raise RewriteRefused("empty_query", f"batch {number + 1} has an empty tag")
@@ -240,9 +240,10 @@ def _marked(block: Block) -> str:
 
 
 def _check_calls(plan: Plan, batches: Sequence[Sequence[Call]]) -> None:
-    """Raise RewriteRefused for a query of no task, and for one before the results that its task depends on.
+    """Raise RewriteRefused for a query that belongs to no task, or comes before results that its task depends on.
 
-    A task that no query belongs to is one of reasoning alone; those that depend on it wait for what it depends on.
+    A task without queries is done by reasoning alone. Tasks that depend on it must come after the results of the tasks
+    that it depends on.
     """
     placed: list[tuple[int, str, str]] = []
     used: set[str] = set()

@@ -22,11 +22,11 @@ NO_REWRITE: Mapping[str, Any] = {
     "num_searches": 0, "num_batches": 0, "widest": 0, "num_tokens": 0, "reply": "", "num_attempts": 0,
     "prompt_tokens": 0, "completion_tokens": 0,
 }  # fmt: skip
-"""Columns that a job decides, without a rewrite."""
+"""Columns that a job stores, with their values for a trajectory without a rewrite."""
 
 
 def accepted(made: Rewrite, num_tokens: int, usage: Mapping[str, int]) -> dict[str, Any]:
-    """Return what a job decides about a rewrite that follows all rules."""
+    """Return the columns that a job stores for a rewrite that follows all rules."""
     plan = [{"id": one.id, "description": one.description, "depends_on": list(one.depends_on)} for one in made.nodes]
     return {
         **NO_REWRITE,
@@ -42,7 +42,7 @@ def accepted(made: Rewrite, num_tokens: int, usage: Mapping[str, int]) -> dict[s
 
 
 def refused(stored: Mapping[str, Any], reason: str, detail: str, usage: Mapping[str, int]) -> dict[str, Any]:
-    """Return what a job decides about a trajectory without an acceptable rewrite; `stored` are further columns."""
+    """Return the columns of a trajectory without an accepted rewrite; `stored` has further values of columns."""
     return {**NO_REWRITE, **stored, "reason": reason, "reasons": [reason], "detail": detail, **usage}
 
 
@@ -54,7 +54,10 @@ def row_of(
     *,
     job: str | None,
 ) -> dict[str, Any]:
-    """Return the row of a trajectory; raise ConfigError if the question does not decide the prompt of the rewrites."""
+    """Return the row of a trajectory.
+
+    Raises ConfigError if the prompt of the rewrites cannot be built from the question alone.
+    """
     whole = source.whole
     messages = settings.target.first_messages(replace(source.task, environment=settings.options.environment))
     if messages is None:

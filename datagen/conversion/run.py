@@ -1,4 +1,4 @@
-"""Let a teacher rewrite trajectories: each one in its own job, from a journal that resumes it.
+"""Let a teacher rewrite trajectories, each one in its own job; the journal allows a stopped stage to resume.
 
 Every reply of the teacher is stored before it is used, so a resumed stage requests no stored reply again.
 """
@@ -118,7 +118,7 @@ class ConversionRun(JobStage[ConversionJob]):
         return metrics_of(counted)
 
     def _left_out(self) -> set[str]:
-        """Return the keys of the accepted rewrites of which there are too many."""
+        """Return the keys of the sources whose accepted rewrites are left out, so that `parallel_share` is kept."""
         kinds = {}
         for job in self._jobs():
             if self._journal.is_finished(job.key) and (stored := self._stored(job.key))["status"] == "converted":

@@ -64,7 +64,7 @@ def conversion_sources(
 ) -> Iterator[ConversionSource]:
     """Yield the trajectories in the order of their rows; raise DataError if a file cannot be read.
 
-    `dialect` is that of the rewrites.
+    `dialect` is the dialect of the rewrites.
     """
     for whole, task, reason in _texts(settings) if settings.options.texts else _rollouts(settings, inputs):
         facts = None
@@ -74,7 +74,7 @@ def conversion_sources(
 
 
 def _facts(whole: WholeText, dialect: PlanningDialect, min_searches: int) -> tuple[SourceFacts | None, str]:
-    """Return what a rewrite must keep, or the reason why there is none."""
+    """Return what a rewrite must keep, or None and the reason why the trajectory cannot be rewritten."""
     blocks, fault = read_blocks(whole.text, whole.tag)
     if fault := fault or order_fault(blocks, whole.tag):
         return None, fault
@@ -133,7 +133,7 @@ def _verdict_fault(row: Mapping[str, Any], held_out: frozenset[str]) -> str:
 
 
 def _text_of(row: Mapping[str, Any], dialect: object) -> tuple[str, str]:
-    """Return a rollout as a whole text with `<observation>` around results; or the reason why there is none."""
+    """Return a rollout as a whole text with `<observation>` around results, or an empty text and the reason for it."""
     if not isinstance(dialect, TagDialect):
         return "", "messages"
     tag = dialect.by_name[RESULT]

@@ -26,8 +26,8 @@ class Teacher:
 
     Attributes:
         model: Model in the role of the teacher.
-        dialect: That of the rewrites.
-        tokenizer: Counts tokens; None if nothing limits them.
+        dialect: Dialect of the rewrites.
+        tokenizer: Counts the tokens of rewrites; None for no count and no limit.
         seed: Seed of the run.
     """
 
@@ -39,7 +39,7 @@ class Teacher:
     seed: int
 
     async def rewrite(self, source: ConversionSource, cache: CallCache) -> dict[str, Any]:
-        """Return the columns of the first rewrite that follows all rules, or why the last one does not.
+        """Return the columns of the first rewrite that follows all rules, or else columns with the last one's fault.
 
         Each reply is stored in `cache` before it is used.
         """

@@ -19,11 +19,12 @@ _PAIRS = {
 
 
 def agreement_metrics(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how often grader and environment said the same, without `agreement` if there is no rollout of both.
+    """Return counts of the verdicts of grader and environment, and the shares of rollouts on which they agree.
 
-    `balanced_agreement` counts the rollouts that the environment scored right, and those that it scored wrong, alike: a
-    grader that always says the same gets 0.5. It is left out if the environment scored all the same. `records` are
-    those of finished calibrations, with `graded` and `scored`: right, wrong, or None without a verdict.
+    `agreement` is the share of all rollouts with both verdicts; it is left out if there are none. `balanced_agreement`
+    is the mean of this share among rollouts that the environment scored right and among those that it scored wrong, so
+    a grader with a constant verdict gets 0.5. It is left out if the environment gave all the same verdict. `records`
+    are those of finished calibrations, with the verdicts `graded` and `scored`: True, False, or None if unknown.
     """
     counts: Counter[str] = Counter()
     for record in records:
@@ -43,7 +44,7 @@ def agreement_metrics(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def scored_alike(metrics: Mapping[str, Any]) -> str | None:
-    """Return what the environment scored all rollouts of seed tasks, `right` or `wrong`; None if some of each."""
+    """Return the verdict, `right` or `wrong`, that the environment gave all rollouts of seed tasks; None if mixed."""
     is_right = metrics["calibration.both_right"] + metrics["calibration.environment_only"] > 0
     return None if "balanced_agreement" in metrics else "right" if is_right else "wrong"
 
@@ -51,8 +52,8 @@ def scored_alike(metrics: Mapping[str, Any]) -> str | None:
 def check_agreement(address: Address, grader: str, metrics: Mapping[str, Any], least: float) -> None:
     """Raise StageFailed if grader and environment agree on too few rollouts.
 
-    Also if no rollout has verdicts of both, and if the environment gave all rollouts the same verdict: then a grader
-    that always gives this verdict would agree.
+    Also raises it if no rollout has verdicts of both, or if the environment gave all rollouts the same verdict: then a
+    grader that always gives this verdict would agree.
     """
     if not least:
         return

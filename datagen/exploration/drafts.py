@@ -23,10 +23,10 @@ class Draft:
     """A task that a model made of an exploration, before filters and replay.
 
     Attributes:
-        seed_key: Task on whose state it was made.
+        seed_key: Key of the seed task whose state was explored.
         query: What is asked.
         reference: Actions that solve it, as the model believes.
-        confidence: That it is right, from 0 to 1.
+        confidence: The model's confidence that the task is right, from 0 to 1.
         exploration: Number of the exploration of the seed task.
     """
 
@@ -59,7 +59,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class DraftList:
-    """What could be read of a model's summary.
+    """Tasks read from a model's summary of an exploration.
 
     Attributes:
         drafts: The tasks, each with its own query and reference.

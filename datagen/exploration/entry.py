@@ -57,7 +57,7 @@ def _seeds(address: Address) -> Address:
 def _roles(plan: Plan, address: Address, options: ExplorationOptions) -> dict[str, RoleSettings]:
     """Return the models of the roles.
 
-    Raises ConfigError for a missing one, or if one model both writes tasks and tries whether they can be solved.
+    Raises ConfigError for a missing model, or if summariser and solver are the same model.
     """
     found = {}
     for role in ROLES:
@@ -84,7 +84,7 @@ def _served(role: RoleSettings) -> list[object]:
 
 
 def _grader(plan: Plan, address: Address, options: ExplorationOptions) -> Scorer | None:
-    """Return the grader of the new tasks; None for their environment, which must score by references then."""
+    """Return the grader of the new tasks; None if their environment scores them, which it must do by references."""
     if options.grader != BY_ENVIRONMENT:
         grader = plan.scorers().get(options.grader)
         if grader is None or grader.NEEDS_ANSWERS:

@@ -55,11 +55,11 @@ class _DuplicateFilter(DraftFilter, ABC):
 
     @abstractmethod
     def _views(self, queries: Sequence[str]) -> Sequence[Any]:
-        """Return what is compared of each query."""
+        """Return for each query the value that is compared, such as its set of words or its vector."""
 
     @abstractmethod
     def _different(self, views: Sequence[Any]) -> Iterator[int]:
-        """Yield the place of each that is unlike all those yielded before."""
+        """Yield the index of each value that is not similar to any of those yielded before."""
 
 
 class LexicalFilter(_DuplicateFilter):
@@ -75,7 +75,7 @@ class LexicalFilter(_DuplicateFilter):
 
     def _different(self, views: Sequence[Any]) -> Iterator[int]:
         counts = Counter(word for words in views for word in words)
-        # Two sets that are alike share one of their rarest words: only those with one are compared.
+        # Two similar sets share at least one of their rarest words, so only sets with such a common word are compared.
         by_word: defaultdict[str, list[frozenset[str]]] = defaultdict(list)
         for place, words in enumerate(views):
             rarest = sorted(words, key=lambda word: (counts[word], word))

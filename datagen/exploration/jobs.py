@@ -1,6 +1,7 @@
 """Define the jobs of the stage `exploration`: explorations, calibrations, one for all filters, and replays.
 
-The filters need all explorations, and replays need what the filters left; each follows from finished ones before it.
+The filters need the drafts of all explorations, and replays need the drafts that the filters kept. So these jobs are
+known only after the jobs before them have finished.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _READ = (*TASK_COLUMNS, *HIDDEN_COLUMNS, "split")
 
 @dataclass(frozen=True, slots=True)
 class ExploreJob:
-    """Explorations of one seed task, and the tasks that are made of them; `key` owns its records in the journal."""
+    """Explorations of one seed task, and the tasks made from them. The job's journal records are stored under `key`."""
 
     key: str
     seed_row: Mapping[str, Any]
@@ -47,7 +48,7 @@ class CalibrationJob:
 
 @dataclass(frozen=True, slots=True)
 class FilterJob:
-    """Choice among all drafts."""
+    """Run of all filters over all drafts."""
 
     key: str
     drafts: Sequence[Draft]
@@ -66,7 +67,7 @@ Job = ExploreJob | CalibrationJob | FilterJob | ReplayJob
 
 
 class ExplorationJobs:
-    """Jobs of the stage, as far as the journal determines them so far."""
+    """Jobs of the stage that are known so far; later ones depend on results in the journal."""
 
     def __init__(
         self,
@@ -76,20 +77,20 @@ class ExplorationJobs:
         *,
         accepts_failures: bool,
     ) -> None:
-        """Read the seed tasks; `accepts_failures` lets filters work on the explorations that could be finished."""
+        """Read the seed tasks; with `accepts_failures`, filters do not wait for explorations that failed."""
         self._settings = settings
         self._journal = journal
         self._accepts_failures = accepts_failures
         self._weights = [table.digest for table in inputs.get("checkpoint", ())]
         self._digests = {name: one.digest() for name, one in settings.named_environments().items()}
         self._episode_models = [semantic_dump(settings.environment_roles), semantic_dump(settings.summarizer)]
-        """Models in roles of episodes, and the summarizer of pages."""
+        """Models that episodes ask, by role, and the summarizer of pages."""
         self.seed_rows = {
             row["question_key"]: row for row in selected_questions(settings.options, inputs["questions"], _READ)
         }
         """Rows of the seed tasks by key, in their order."""
         self.last_phase = REPLAYING
-        """Phase whose jobs are the last to be yielded; those of earlier ones are as well."""
+        """Last phase whose jobs are yielded; jobs of earlier phases are yielded, too."""
 
     def __iter__(self) -> Iterator[Job]:
         explorations = list(self.explorations())
@@ -150,7 +151,7 @@ class ExplorationJobs:
         return FilterJob(job_key(CONTENT_VERSION, "filter", filters, contents), drafts)
 
     def replays(self) -> Iterator[ReplayJob]:
-        """Yield the job of each draft that the filters left; none before they have."""
+        """Yield the replay of each draft that the filters kept; none before the job of the filters has finished."""
         job = self.filter_job()
         if job is None or not self._journal.is_finished(job.key):
             return
@@ -177,7 +178,7 @@ class ExplorationJobs:
 
 
 def exploring_task(row: Mapping[str, Any], instruction: str) -> Task:
-    """Return the state of a seed task with an instruction in place of its text; nothing of the text is in it."""
+    """Return a task on the state of a seed task, with an instruction instead of the seed task's own text."""
     return _on_state_of(row, instruction, Objective(), row["question_key"])
 
 
@@ -200,5 +201,5 @@ def _on_state_of(row: Mapping[str, Any], text: str, objective: Objective, key: s
 
 
 def domain_of(row: Mapping[str, Any]) -> str:
-    """Return the domain of tasks on the state of a seed task: its own, unless it has options to choose from."""
+    """Return the domain of tasks on the state of a seed task: its own, or `qa` if it is multiple choice."""
     return "qa" if row["choices"] else str(row["domain"])

@@ -28,14 +28,14 @@ def chosen_tasks(
 
 
 def state_of(row: Mapping[str, Any]) -> str:
-    """Return the payload of the task on whose state a task was made, by which duplicates are told."""
+    """Return a task's payload without its objective: the state by which duplicates are found."""
     payload = orjson.loads(row["payload"])
     payload.pop(OBJECTIVE, None)
     return canonical_json(payload).decode()
 
 
 def check_not_held_out(row: Mapping[str, Any], held_out: Collection[str]) -> None:
-    """Raise DataError for a task that was made on the state of a held-out one."""
+    """Raise DataError for a task that was made on the state of a held-out task."""
     seed_key = seed_of(row)
     if seed_key in held_out:
         raise DataError(

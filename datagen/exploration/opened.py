@@ -25,13 +25,13 @@ from treadle.environments.types import EnvironmentRuntime, Resources
 
 @dataclass(frozen=True, slots=True)
 class OpenExploration:
-    """What explorations and replays need while they are made.
+    """Open resources for explorations and replays.
 
     Attributes:
         engines: Engine by role and name of the environment.
         runtimes: Open environments by name.
         summariser: Model that makes tasks.
-        grader: Model that grades rollouts; None if the grader is none that asks one.
+        grader: Model that grades rollouts; None if the grader asks no model.
     """
 
     settings: ExplorationSettings

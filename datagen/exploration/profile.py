@@ -121,7 +121,10 @@ def _content(path: Path, key: str) -> bytes:
 
 
 def explored_environments(plan: Plan, seeds: Address) -> Environments:
-    """Return the environments by name, without those whose tasks are all held out; `seeds` has the seed tasks."""
+    """Return the environments by name, without those whose tasks are all held out.
+
+    `seeds` is the address of the instance of `questions` with the seed tasks.
+    """
     sources = plan.options(seeds, QuestionsSettings).sources
     held_out = {one.environment for one in sources} - {one.environment for one in sources if one.split != "heldout"}
     return {name: one for name, one in plan.environments().items() if name not in held_out}

@@ -17,9 +17,9 @@ from treadle.environments.objectives import Objective, with_objective
 SOURCE = "exploration"
 """Value of `source_file` of the tasks that the stage makes."""
 DATASET_SUFFIX = "-explored"
-"""End of the name of their data set; its beginning is that of the seed task's."""
+"""Suffix of the data set of tasks that the stage makes; before it is the name of the seed task's data set."""
 SEED_KEY = "seed_key"
-"""Field of their `meta` with the key of the seed task."""
+"""Field of `meta` of these tasks with the key of the seed task."""
 
 
 def task_row(
@@ -54,7 +54,7 @@ def task_row(
 
 
 def seed_of(question: Mapping[str, Any]) -> str | None:
-    """Return the key of the task that a row of `questions` was made of by exploring; None for an original."""
+    """Return the key of the seed task of a row of `questions` that was made by exploring; None for other rows."""
     if question["source_file"] != SOURCE:
         return None
     found: str | None = orjson.loads(question["meta"]).get(SEED_KEY)

@@ -1,4 +1,4 @@
-"""Explore the states of seed tasks and make tasks from the results, each job from a journal that resumes it.
+"""Explore the states of seed tasks and make tasks from the results; the journal lets stopped jobs resume.
 
 Every reply of a model and every reaction of an environment is stored before it is used, so a resumed stage never
 pays for one twice. Documented in docs/behaviour/exploration.md.
@@ -56,7 +56,7 @@ class ExplorationRun(JobStage[Job]):
                 yield
 
     async def _run_jobs(self, num_open: int) -> None:
-        """Run explorations and calibrations, then the filters, then the replays of what they left."""
+        """Run explorations and calibrations, then the filters, then the replays of the drafts that the filters kept."""
         failed = PassResult()
         for phase in (EXPLORING, FILTERING, REPLAYING):
             self._known.last_phase = phase
@@ -70,7 +70,7 @@ class ExplorationRun(JobStage[Job]):
         self._job_runner.last = failed
 
     def _check_agreement(self) -> None:
-        """Raise StageFailed if the grader and the environment agree on too little; called before any replay."""
+        """Raise StageFailed if grader and environment agree on too few rollouts; called before any replay."""
         options = self._settings.options
         if found := self._writer.agreement():
             check_agreement(self._context.address, options.grader, found, options.min_agreement)

@@ -25,7 +25,7 @@ class Strategy(Entry):
     """Most turns of one exploration."""
 
     def instruction(self, profile: Profile, known: Sequence[str]) -> str:
-        """Return the text that replaces a task; `known` are tasks that were made of the state before."""
+        """Return the text that replaces a task; `known` are the tasks made from earlier explorations of this state."""
         raise NotImplementedError(f"{type(self).__name__} needs a method instruction(profile, known)")
 
 

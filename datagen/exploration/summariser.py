@@ -21,7 +21,7 @@ from treadle.datagen.prompts import SUMMARISE, PromptSet
 from treadle.environments.steps import shown_steps
 
 _STEPS_SHOWN = (200, 60, 20, 8)
-"""Most steps that are shown: the first number of them with which the prompt fits into the model's window."""
+"""Maximum numbers of steps to show, tried one after the other until the prompt fits into the model's window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Summariser:
     ) -> DraftList | None:
         """Return the tasks that the model made of an exploration; None if no reply can be read.
 
-        `known` are tasks that were made of the state before. Each reply is stored in `cache` before it is used.
+        `known` are the tasks made from earlier explorations of this state. Each reply is stored in `cache` before it is
+        used.
         """
         with timed_work() as clock:
             deadline = clock.time() + self.options.summary_time_s

@@ -47,15 +47,15 @@ class PlayedRollout:
         return self.trajectory.outcome
 
     def stored(self) -> StoredRollout:
-        """Return all of it."""
+        """Return the rollout in the form that graders read."""
         return StoredRollout.of(self.trajectory)
 
 
 @contextlib.contextmanager
 def open_verdicts(settings: ExplorationSettings, model: RoleModel | None, store: Stores) -> Iterator[ExplorationJudges]:
-    """Open the scorers of seed tasks and the grader, whose model is given if it asks one.
+    """Open the scorers of seed tasks and the grader; `model` is the grader's model, None if it asks none.
 
-    `store` returns a store of the run by its name: scorers of seed tasks keep there what they pay for.
+    `store` returns a store of the run by its name; scorers of seed tasks keep paid answers in it.
     """
     own = {name: one for name, one in settings.named_environments().items() if not traits_of(one).has_answers}
     name, grader = settings.options.grader, settings.grader
@@ -86,9 +86,9 @@ class ExplorationJudges:
         return score
 
     async def by_grader(self, rollout: PlayedRollout, cache: CallCache) -> Score:
-        """Return the grader's verdict on a rollout, whatever its task names.
+        """Return the grader's verdict on a rollout, whichever scorer its task names.
 
-        Raises ModelError if its model cannot be asked.
+        Raises ModelError if the grader's model cannot be asked.
         """
         if self.grader is None:
             return await self.by_task(rollout)

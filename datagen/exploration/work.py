@@ -31,12 +31,12 @@ from treadle.environments.registry import traits_of
 from treadle.environments.steps import steps_of
 
 HINT = "Another agent solved this task with these steps; they may be wrong:"
-"""First line of what the solver is shown of a reference."""
+"""First line of the hint that shows the solver the reference of a draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobWorker:
-    """What does the jobs, with everything open."""
+    """Worker that runs jobs with the open models and environments."""
 
     settings: ExplorationSettings
     opened: OpenExploration
@@ -54,7 +54,7 @@ class JobWorker:
         return await asyncio.to_thread(self._filter, job)
 
     async def _explore(self, job: ExploreJob, cache: CallCache) -> dict[str, Any]:
-        """Explore a seed task several times; what was made of it before is known to the later explorations."""
+        """Explore a seed task several times; later explorations get the tasks that were made from earlier ones."""
         made: dict[str, Draft] = {}
         counts = {"explorations": 0, "steps": 0, "unreadable": 0, "refused_drafts": 0}
         for number in range(self.settings.options.explorations_per_task):
@@ -103,7 +103,7 @@ class JobWorker:
         return {"scored": scored.correct, "graded": graded.correct, "error": scored.error or graded.error}
 
     def _filter(self, job: FilterJob) -> dict[str, Any]:
-        """Return the type of the filter that drops each dropped draft."""
+        """Return, for each draft that a filter drops, the type of that filter."""
         left, dropped = list(job.drafts), dict[str, str]()
         for one in self.settings.options.filters:
             kept = {draft.key for draft in one.kept(left)}
@@ -141,7 +141,7 @@ class JobWorker:
 
 
 def hint_of(draft: Draft) -> str:
-    """Return what the solver is shown of the reference of a draft."""
+    """Return the hint that shows the solver the reference of a draft."""
     return "\n".join([HINT, *(f"{number}. {action}" for number, action in enumerate(draft.reference, 1))])
 
 

@@ -21,7 +21,7 @@ STATUSES = ("kept", "filtered", "infeasible", "ungraded", "duplicate", "failed")
 
 
 class TaskWriter:
-    """Writer of the tasks that were made, and of all drafts with what became of them."""
+    """Writer of the tasks that were made, and of all drafts with their statuses."""
 
     def __init__(self, context: StageContext, jobs: ExplorationJobs) -> None:
         self._context = context
@@ -95,7 +95,7 @@ class TaskWriter:
         }
 
     def agreement(self) -> dict[str, Any]:
-        """Return how often grader and environment said the same, or nothing if the environment is the grader."""
+        """Return the metrics of `agreement_metrics`, or nothing if the environment is the grader."""
         if self._settings.grader is None:
             return {}
         finished = (job.key for job in self._jobs.calibrations() if self._context.journal.is_finished(job.key))

@@ -26,7 +26,7 @@ ENTRY_POINT_GROUP = "treadle.operators"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 PREFILLED_ROLES = ("policy", "critic", "refiner")
-"""Roles whose replies operators may begin."""
+"""Roles for whose replies an operator may give the beginning (prefill)."""
 _RESERVED_NAMES = ("initial", "locate_flaw")
 """Names in the rows for initial rollouts and for the finding of the shipped operators."""
 

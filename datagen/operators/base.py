@@ -2,7 +2,7 @@
 
 An operator is a class without constructor arguments, named in `pools.operators` by its short name, by an entry point of
 the group `treadle.operators`, or as `module:Class`. It gets everything from its `OperatorContext` and keeps no state.
-All its random choices derive from the workbench's seed, so that a resumed run repeats it exactly.
+All its random choices derive from the context's seed, so that a resumed run repeats it exactly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Show a trajectory with native calls to operators as one with tags, and write what they made of it as native turns.
+"""Show operators a trajectory with native calls as one with tags, and convert their edits back to native turns.
 
 Operators, their prompts and parsers know tags alone: `<think>`, one tag per tool, `<result>`, `<answer>`. Each piece of
 the view represents segments of the trajectory, so what an operator keeps stays unchanged, byte for byte, with the ids
@@ -42,7 +42,7 @@ class CallView:
     """View of one trajectory.
 
     Attributes:
-        dialect: Tags of the view. The text of a call is its only argument if the tool has one text, else JSON.
+        dialect: Tags of the view. The text of a call is its argument if the tool takes one string, else JSON.
         trajectory: The trajectory as operators see it.
     """
 
@@ -53,11 +53,11 @@ class CallView:
     _tools: Mapping[str, str]
     """Tag -> name of its tool."""
     _has_reasoning: bool
-    """Whether the thoughts of the model are apart from its text; new ones are written alike."""
+    """Whether the model's reasoning is outside its text; new thoughts are written in the same way."""
 
     @classmethod
     def of(cls, native: Trajectory) -> CallView:
-        """Return the view; raise EditRejected (`unmatched_results`) if results and calls are not one for one."""
+        """Return the view; raise EditRejected (`unmatched_results`) if not every call has exactly one result."""
         tags = _tags(native)
         parameters = {schema.name: _only_text(schema) for schema in native.tools}
         dialect = TagDialect(
@@ -77,21 +77,21 @@ class CallView:
         return cls(dialect, view, native, pieces, tags, has_reasoning)
 
     def native_prefix(self, prefix: Prefix) -> Prefix:
-        """Return a prefix of the view, with what follows its kept part, as a prefix of native turns."""
+        """Convert a prefix of the view, which may end with new text, to a prefix of native turns."""
         num_kept = 0
         for place, (piece, segment) in enumerate(zip(self._pieces, prefix.segments, strict=False), 1):
             if not _is_same(piece.segment, segment):
                 break
-            # A turn is kept with its result or written again: an open one is read from its text.
+            # A turn is kept only together with its result; a turn without one is written again from its text.
             num_kept = place if segment.kind == RESULT else num_kept
         kept = sorted(index for piece in self._pieces[:num_kept] for index in piece.sources)
         new = self._new_turn(prefix.segments[num_kept:])
         return replace(prefix, segments=(*[self._native.segments[index] for index in kept], *new), turn_starts=())
 
     def native_trajectory(self, edited: Trajectory) -> Trajectory:
-        """Return an edited view, in which only thoughts are different, as the native trajectory.
+        """Convert an edited view, in which only thoughts may be different, to a native trajectory.
 
-        Raises EditRejected (`actions_changed`) if anything else is.
+        Raises EditRejected (`actions_changed`) if anything else is different.
         """
         if len(edited.segments) != len(self._pieces):
             raise EditRejected("actions_changed", edited.text)
@@ -111,7 +111,7 @@ class CallView:
         return replace(edited, text=render(written), segments=written, calls=self._native.calls)
 
     def _new_turn(self, pieces: Sequence[Segment]) -> Iterator[Segment]:
-        """Yield the segments of a new turn, which may be open; its last one is a call or the answer otherwise."""
+        """Yield the segments of a new turn: an open thought, or a turn that ends with a call or the answer."""
         if not pieces:
             return
         action = pieces[-1] if self.dialect.is_acted_on(pieces[-1]) else None
@@ -143,14 +143,14 @@ def _is_same(first: Segment, second: Segment) -> bool:
 
 
 def _tags(native: Trajectory) -> dict[str, str]:
-    """Return the tag of each tool -> its name: those that the model was given, and others that it called."""
+    """Return tag -> name of its tool, for the tools that the model was given and others that it called."""
     names = [schema.name for schema in native.tools]
     names += [_read(segment).name for segment in native.segments if segment.kind == TOOL_CALL]
     return {f"{name}_tool" if name in _RESERVED else name: name for name in dict.fromkeys(names)}
 
 
 def _only_text(schema: ToolSchema) -> str | None:
-    """Return the name of a tool's argument if it has no other and that is a text."""
+    """Return the name of a tool's only parameter if it is a string; None for other tools."""
     properties = schema.parameters.get("properties")
     if not isinstance(properties, Mapping) or len(properties) != 1:
         return None
@@ -219,7 +219,7 @@ def _turn(
 
 
 def _role(segment: Segment, has_reasoning: bool, *, is_answered: bool) -> str:
-    """Return what a segment is in the view: text next to calls is a thought unless the model thinks apart."""
+    """Return the kind of a segment in the view; text next to calls is a thought, unless reasoning is separate."""
     if segment.kind == TOOL_CALL:
         return TOOL_CALL
     if segment.kind == ANSWER and is_answered:

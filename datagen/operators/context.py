@@ -41,7 +41,7 @@ class OperatorContext:
         roles: Model of each role (`critic`, `refiner`).
         hints: Hints for this kind of question.
         codec: The policy's tokenizer; None in text mode.
-        tags: Tags of the environment; None if it has native calls, which operators see as tags. They use `dialect`.
+        tags: Tags of the environment; None if it has native calls. Operators use `dialect`, which is never None.
         seed: Seed of this application, in [0, 2**31).
         run_rollout: Function that runs a rollout; use `continue_from` and `roll_out`.
         cache: Stored answers of models and tools of this application.
@@ -71,7 +71,7 @@ class OperatorContext:
 
     @property
     def dialect(self) -> TagDialect:
-        """Table of tags; of native calls, the tags that show them."""
+        """Tag dialect of `trajectory`: the environment's, or that of the view of native calls."""
         if self.tags is not None:
             return self.tags
         if (view := self.parent.usable_view) is None:
@@ -80,7 +80,7 @@ class OperatorContext:
 
     @property
     def trajectory(self) -> Trajectory:
-        """The parent's trajectory, in tags."""
+        """The parent's trajectory; native calls are shown as tags."""
         view = self.parent.usable_view
         return self.parent.entry.trajectory if view is None else view.trajectory
 
@@ -106,7 +106,7 @@ class OperatorContext:
     ) -> Reply:
         """Ask the model of a role with an operator's own messages, and store the reply.
 
-        The reply continues `prefill`. A chat service gets it in the last message, so its reply follows it less surely.
+        The reply continues `prefill`. A chat service gets the prefill in the last message and may not continue it.
         Insert other texts into the messages with `as_data`. Raises EditRejected (`prompt_too_long`) like `ask`.
         """
         number, self.num_requests = self.num_requests, self.num_requests + 1
@@ -166,9 +166,9 @@ class OperatorContext:
         return await self._run_and_count(prefix if view is None else view.native_prefix(prefix))
 
     def rewritten(self, edited: Trajectory) -> Trajectory:
-        """Return an edited `trajectory` as its environment writes it; it is another one only with native calls.
+        """Return an edited `trajectory` in the form of its environment; a view of native calls is converted back.
 
-        Raises EditRejected (`actions_changed`) if native calls, results or the answer are different.
+        In that case, raises EditRejected (`actions_changed`) if calls, results or the answer are different.
         """
         view = self.parent.usable_view
         return edited if view is None else view.native_trajectory(edited)

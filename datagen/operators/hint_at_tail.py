@@ -8,7 +8,7 @@ from treadle.datagen.operators.reopening import reopen_prefix
 
 
 class HintAtTail:
-    """Operator against too few tool calls: answers given too early."""
+    """Operator against too few tool calls: withdraws an answer that was given too early, and adds a hint."""
 
     name = "hint_tail"
     version = 1

@@ -15,7 +15,7 @@ from treadle.datagen.pools.steps import Step, steps_of
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A result about a parent that several operators share; `usage` is that of finding it, by role."""
+    """A result about a parent that several operators share; `usage` is the usage of computing it, by role."""
 
     usage: dict[str, RoleUsage]
     task: asyncio.Task[Any]
@@ -50,7 +50,7 @@ class Parent:
 
     @property
     def usable_view(self) -> CallView | None:
-        """The view of native calls; raise EditRejected if they cannot be shown."""
+        """View of the parent's native calls as tags; None if it has tags. Raises EditRejected if it cannot be shown."""
         if isinstance(self.view, EditRejected):
             raise EditRejected(self.view.reason, self.view.reply)
         return self.view

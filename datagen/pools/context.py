@@ -40,7 +40,7 @@ class PoolContext:
         fresh: Engine for rollouts from the start.
         continuing: Engine for rollouts that continue from an edit.
         roles: Models of critic and refiner.
-        final: Whether nothing is left pending: an infrastructure error then counts as the operator's failure.
+        final: Whether no question may be left pending: an infrastructure error then counts as the operator's failure.
     """
 
     options: PoolOptions
@@ -57,7 +57,7 @@ class PoolContext:
     final: bool = False
 
     def for_replay(self, cause: str) -> PoolContext:
-        """Return a context that replays stored answers; requests to others than the judge fail with this cause."""
+        """Return a context that replays stored answers; all requests but those to the judge fail with `cause`."""
         null_model = NullModel(cause)
         return replace(
             self,
@@ -75,7 +75,7 @@ class PoolContext:
         return dialect if isinstance(dialect, TagDialect) else None
 
     def editable(self, trajectory: Trajectory) -> Trajectory:
-        """Return a trajectory whose last turn can be continued, and whose text has all thoughts, for operators."""
+        """Return a trajectory that operators can edit: its last turn is open, and its text contains all reasoning."""
         return with_visible_thoughts(trajectory.without_turn_end(), self.fresh.dialect)
 
     def hints(self, domain: str) -> Sequence[str]:

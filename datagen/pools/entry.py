@@ -22,7 +22,7 @@ from treadle.stages.plan import Plan
 
 
 def pool_models(plan: Plan, address: Address) -> dict[str, str]:
-    """Return role -> name of its model in an instance.
+    """Return the name of each role's model in an instance of `pools`, by role.
 
     Raises ConfigError if no model is configured, and if an override names an unknown one.
     """
@@ -46,10 +46,10 @@ def pool_models(plan: Plan, address: Address) -> dict[str, str]:
 
 
 def pool_roles(plan: Plan, address: Address) -> dict[str, tuple[str, ModelSettings]]:
-    """Return role -> name and settings of its model in an instance.
+    """Return the name and the settings of each role's model in an instance of `pools`, by role.
 
-    The policy, and each role that defaults to it, uses the weights that the iteration starts from, unless an override
-    names its model.
+    The policy and the roles that default to its model use the weights that the iteration starts from, unless an
+    override of this instance names the policy's model.
     """
     policy = plan.starting_policy(address.iteration)
     along = _roles_with_starting_policy(plan, address) if policy is not None else ()
@@ -62,7 +62,7 @@ def pool_roles(plan: Plan, address: Address) -> dict[str, tuple[str, ModelSettin
 def _roles_with_starting_policy(plan: Plan, address: Address) -> set[str]:
     """Return the roles that use the iteration's starting policy: the policy and roles that default to it.
 
-    Empty if an override names the policy.
+    The result is empty if an override of this instance names the policy's model.
     """
     if "model" in plan.overrides(address).get("roles", {}).get("policy", {}):
         return set()
@@ -99,7 +99,7 @@ def _check(
     operators: Sequence[str],
     roles: Mapping[str, tuple[str, ModelSettings]],
 ) -> None:
-    """Raise ConfigError if trajectories of an environment cannot be judged by gold answers, or not be edited."""
+    """Raise ConfigError if trajectories of an environment cannot be judged by gold answers or edited by operators."""
     editing = ", ".join([one.name for one in load_operators(operators) if edits(one)])
     policy, model = roles["policy"]
     for environment in environments.values():

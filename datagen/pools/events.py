@@ -1,4 +1,4 @@
-"""Record how operators and findings ended that gave no trajectory, and which errors are not their own."""
+"""Record the outcomes of operators and findings, and raise the errors that are not an operator's own failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PoolEvent:
     usage: dict[str, RoleUsage] = field(default_factory=dict)
 
     def record(self, error: BaseException) -> None:
-        """Take outcome, reason and cause from an error; a rejected edit has the reply in place of a cause."""
+        """Set outcome, reason and cause from an error; for a rejected edit, the model's reply instead of a cause."""
         if isinstance(error, EditRejected):
             self.outcome, self.reason, self.reply = "rejected", error.reason, error.reply
         else:
@@ -41,7 +41,7 @@ class PoolEvent:
 def raise_if_fatal(error: BaseException, *, final: bool) -> None:
     """Raise an error that is not the operator's own failure: it leaves the question pending, or stops the stage.
 
-    With `final` nothing is left pending.
+    With `final`, errors that would leave the question pending count as the operator's failures and are not raised.
     """
     if not isinstance(error, Exception):
         raise error

@@ -41,15 +41,15 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _GRACE_S = 1.0
-"""Seconds by which deadlines inside a question are later than the question's own, which cancels everything in
-flight."""
+"""Seconds by which the deadlines of a question's rollouts and requests are later than the question's own deadline,
+which cancels all of them."""
 _CANCEL_TIMEOUT_S = 5.0
 """Seconds that cancelled tasks get to end; after that they are abandoned."""
 
 
 @dataclass(slots=True)
 class _OperatorRun:
-    """An operator's work on one parent, and its result; None if it ran out of time."""
+    """An operator's work on one parent; `result` is None before it ends, and if it ran out of time."""
 
     operator: Operator
     context: OperatorContext

@@ -50,7 +50,7 @@ class PoolExitCheck:
                 self.first_unreadable = self.first_unreadable or judge["error"] or ""
 
     def check(self, address: Address) -> None:
-        """Raise StageFailed without a trajectory, without any text, or if most of the judge's verdicts failed."""
+        """Raise StageFailed if there is no trajectory, if none has text, or if most verdicts of the judge failed."""
         if not self.trajectories:
             counts = ", ".join(f"{status} {count:,}" for status, count in self.questions.most_common())
             raise StageFailed(

@@ -19,8 +19,8 @@ from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY
 from treadle.environments.scorers.registry import compares_answers
 
 CONTENT_VERSION = 2
-"""Version in the key of each job; increment it if pools are put together in another way, and neither the environment
-nor an operator has changed. Earlier pools are then made again."""
+"""Version in the key of each job; increment it for a change in how pools are made that raises no version of the
+environment or of an operator. Earlier pools are then not reused."""
 _COLUMNS = (*JOB_COLUMNS, "answers")
 _DEPENDS_ON = ("question_key", "question", "choices", "answers", "domain", "scorer", "format", "search")
 """Columns of a question that its pool depends on."""

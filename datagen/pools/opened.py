@@ -1,4 +1,4 @@
-"""Open what pools need, models, judge and environments, or replay what they answered before."""
+"""Open the models, the judge and the environments of pools, or make ones that replay their stored answers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from treadle.environments.types import EnvironmentRuntime, Resources
 
 @dataclass(frozen=True, slots=True)
 class OpenPools:
-    """What pools need while they are made.
+    """Open resources for making pools.
 
     Attributes:
-        contexts: What the questions of an environment share, by its name.
+        contexts: Resources that the questions of an environment share, by the environment's name.
         tokenizer_digest: Digest of the policy's tokenizer; empty in text mode.
         sandbox: Facts about the environments for the record, by name in a mixture.
     """
@@ -59,7 +59,7 @@ async def open_pools(
     models: Mapping[str, ModelSession],
     store: Callable[[str], KeyedStore],
 ) -> AsyncIterator[OpenPools]:
-    """Open the tools of these environments and the judge, for the duration of the block; `models` are those by role."""
+    """Open the tools of these environments and the judge for the duration of the block; `models` are keyed by role."""
     facts = {name: environment_type(one).facts(one) for name, one in environments.items()}
     models["policy"].check_token_ids()
     resources = Resources(models.get("summarizer"), store)
@@ -75,10 +75,10 @@ async def open_pools(
 async def replay_pools(
     settings: PoolsSettings, environments: Environments, servers: Mapping[str, Any], budget: TokenBudget, cause: str
 ) -> AsyncIterator[OpenPools]:
-    """Make contexts that replay stored answers, in which any other request fails with a cause.
+    """Make contexts that replay stored answers; any other request fails with `cause`.
 
-    `servers` is what the servers said when the questions were processed. There is none for an environment that cannot
-    replay, nor for any without the policy's server.
+    `servers` has the facts about the server of each role from when the questions were processed. Environments that
+    cannot replay get no context; without facts about the policy's server, no environment gets one.
     """
     runtimes: dict[str, EnvironmentRuntime] = {}
     for name, one in environments.items() if "policy" in servers else ():
@@ -88,7 +88,8 @@ async def replay_pools(
         yield OpenPools({}, "")
         return
     models = _replay_models(settings, servers, budget)
-    # Rules need no model, and verdicts of models are stored; without the judge, the wrong branch would be replayed.
+    # Verdicts decide which operators are replayed, so the judge is needed. Its rules need no model, and the verdicts of
+    # its model are stored.
     async with _judge(settings, models, NullModel(cause)) as judge:
         replayed = {name: environments[name] for name in runtimes}
         yield OpenPools(_contexts(settings, replayed, models, runtimes, judge), _tokenizer_digest(models))

@@ -53,12 +53,12 @@ class PoolEntry:
 
     @property
     def correct(self) -> bool:
-        """True if it is known to be right; False if the verdict is unknown."""
+        """Whether the answer is known to be right; False also if the verdict is unknown."""
         return self.verdict.correct is True
 
 
 def entry_key(question_key: str, policy: str, operator: str, number: int, parent: str) -> str:
-    """Return the key of what an operator made in a round from a parent: 16 hex digits."""
+    """Return the key of the trajectory that an operator made from a parent in a round: 16 hex digits."""
     return digest_json([question_key, policy, "pools", operator, number, parent])[:16]
 
 
@@ -76,7 +76,7 @@ def best_unexpanded(pool: Sequence[PoolEntry], expanded: Collection[int]) -> Poo
 def is_near_duplicate(first: str, second: str, threshold: float) -> bool:
     """Return whether two texts are equal or similar, with whitespace folded.
 
-    Similar means that the Jaccard similarity of their 5-character runs is at threshold `threshold`.
+    Similar means that the Jaccard similarity of their sets of 5-character substrings is at least `threshold`.
     """
     first, second = " ".join(first.split()), " ".join(second.split())
     if first == second or threshold >= 1.0:

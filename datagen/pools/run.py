@@ -1,6 +1,7 @@
-"""Make pools: each question of the stage `pools` in its environment, from a journal that resumes it.
+"""Make the pool of each question of the stage `pools` in its environment; the journal lets stopped work resume.
 
-Each question is one owner in the journal: every answer within it is stored, and a finished pool is one record.
+The journal stores the answers of models and tools under the key of the question's job, and a finished pool as the job's
+final record.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class PoolsRun(JobStage[QuestionJob]):
 
     @contextlib.asynccontextmanager
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
-        # Unfinished questions are replayed with what the policy's server said, even if another one is unreachable.
+        # Unfinished questions are replayed with the facts about the policy's server, even if another is unreachable.
         servers = self._facts["servers"] = dict[str, Any]()
         models = await open_models(self._settings, sessions, servers)
         async with open_pools(self._settings, self._environments(), models, self._context.store) as self._open:
@@ -127,9 +128,9 @@ class PoolsRun(JobStage[QuestionJob]):
         return await self._evolve(job, pool_context.for_replay(cause))
 
     def _finished_rows(self, job: QuestionJob) -> dict[str, Any]:
-        """Return the rows of a finished question.
+        """Return the rows of a finished question, with its current data set and environment.
 
-        It may have been in another data set when it was finished, or before rows named their environment.
+        It may have been in another data set when it was finished, and older rows do not name their environment.
         """
         stored, question = self._stored(job.key), job.question
         stored["question"]["dataset"] = question["dataset"]

@@ -181,7 +181,7 @@ class PoolsSettings(MixedSettings):
     """Seed of the run; every other seed derives from it."""
 
     def alone(self, name: str) -> Self:
-        """Return the settings as a run with only this environment has them, without models that it does not ask."""
+        """Return the settings of a run that has only the environment `name`, without roles that it does not use."""
         environment = self.named_environments()[name]
         has_summarizer = environment.summarizer is not None
         roles = {role: one for role, one in self.roles.items() if role != "summarizer" or has_summarizer}

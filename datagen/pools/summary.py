@@ -32,7 +32,7 @@ def pools_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettin
 
 
 def role_costs(record: StageRecord, models: Mapping[str, ModelSettings]) -> dict[str, float | None]:
-    """Return role -> its cost; None if its model has no prices. `models` are those of the run's configuration today."""
+    """Return the cost of each role; None if its model has no prices. `models` is from the run's configuration today."""
     models = {role: models[one["name"]] for role, one in record.settings["roles"].items() if one["name"] in models}
     return {
         role: models[role].cost(used["prompt_tokens"], used["completion_tokens"])

@@ -1,4 +1,4 @@
-"""Judge the answer of a trajectory in a pool; a judge that fails too late leaves it without a verdict."""
+"""Judge the answer of a trajectory in a pool; if the judge fails and no time is left, the verdict is unknown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prediction_of(trajectory: Trajectory) -> str:
 
 
 def has_answered(trajectory: Trajectory) -> bool:
-    """Return whether a trajectory ended with an answer, or has a candidate that counts as one."""
+    """Return whether a trajectory ended with an answer, or gave a candidate answer that counts as one."""
     return has_given(trajectory.status, trajectory.outcome)
 
 

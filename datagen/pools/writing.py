@@ -37,7 +37,7 @@ class PoolsWriter:
             self._flush()
 
     def finish(self) -> dict[str, Any]:
-        """Write the rest and the report, and return the metrics; raise StageFailed for a result without use."""
+        """Write the remaining rows and the report; return the metrics. Raises StageFailed for an unusable result."""
         self._flush()
         if not self._context.accept_failures:
             self._exit_check.check(self._context.address)

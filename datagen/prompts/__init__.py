@@ -31,7 +31,7 @@ SUMMARISE = ("summarise",)
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts in use: those shipped, or for each file of the same name in `folder`, that one.
+    """The prompts in use: the shipped files, each replaced by the file of the same name in `folder` if there is one.
 
     Attributes:
         names: Names of the prompts.

@@ -39,11 +39,11 @@ AnswerForm = Literal[
 ]
 """Form of the gold answer in its field. `plain`: a string, number, boolean or list of them. `gsm8k`: the number
 after `#### `. `boxed_solution`: the content of the last box of a worked solution, else what follows `#### ` in its last
-line, else all of it if it is one short line; other rows have no gold answer. `last_box`: the same without the short
-line. `first_item`: the first element of a list.
+line, else all of it if it is one short line; other rows have no gold answer. `last_box`: like `boxed_solution`, but a
+short line is no answer. `first_item`: the first element of a list.
 `before_parenthesis`: up to the first ` (`. `choice_index`: 0-based number of the option. `json_list`: a list of
-strings as JSON text; any other text is the answer itself. `ground_truth`: the same, or an object `{target, question}`,
-also as JSON text."""
+strings as JSON text; any other text is the answer itself. `ground_truth`: like `json_list`, or an object `{target,
+question}`, also as JSON text."""
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {

@@ -1,7 +1,7 @@
 """The process that reads a data set with `datasets`: `python -P -m treadle.datagen.questions.dataset_worker`.
 
-Its memory is limited, so that a folder of a few kB cannot take the machine's. It needs files and, for the hub, network
-and keys, so it keeps them. Rows go out in frames (`core/untrusted/row_frames.py`).
+Its memory is limited, so that a folder of a few kB cannot exhaust the machine's memory. It keeps access to files and,
+for the hub, to network and keys, because it needs them. Rows are sent in frames (`core/untrusted/row_frames.py`).
 """
 
 from __future__ import annotations

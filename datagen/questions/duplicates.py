@@ -40,10 +40,10 @@ pairs at its own threshold."""
 _MAX_LSH_CANDIDATES = 64
 """Number of entries in a question's LSH buckets above which candidates are looked up by their words."""
 _DIRECTLY_COMPARED = 64
-"""Number of questions with one signature up to which a new one is compared with each. More are sketched for LSH, by a
-library whose import takes longer than small runs."""
+"""Largest number of questions of one signature with which a new question is compared one by one. For more, LSH is used,
+whose library takes longer to import than a small run."""
 _NO_ANSWERS = frozenset({""})
-"""Answers of tasks without any, which are alike in this."""
+"""Answers of tasks without gold answers: such tasks count as sharing an answer."""
 _MAX_CACHED_CHARS = 2_000
 
 

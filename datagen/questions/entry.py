@@ -66,7 +66,7 @@ def _task_environment(environment: EnvironmentSettings) -> TaskEnvironment:
 def _check_scorers(
     address: Address, environments: Environments, questions: QuestionsSettings, entries: Mapping[str, Scorer]
 ) -> None:
-    """Raise ConfigError if what a source's scorer needs cannot exist: gold answers, or something of the environment."""
+    """Raise ConfigError if a source's environment lacks what its scorer needs, such as gold answers."""
     for source in questions.sources:
         if source.scorer is None:
             continue

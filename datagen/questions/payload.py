@@ -23,7 +23,7 @@ MASK = "[payload]"
 """Text that replaces a hidden value when a row is shown."""
 _UNREADABLE = "bad_value"
 _MAX_DEPTH = 200
-"""Nested levels; the readers of JSON in Treadle take some more."""
+"""Most nested levels of a payload; every JSON reader in Treadle accepts more."""
 
 
 def payload_of(fields: Mapping[str, Any], columns: Sequence[str], max_chars: int) -> str:
@@ -50,12 +50,12 @@ def canonical(payload: Any, max_chars: int) -> str:
 
 
 def _problem(value: Any, depth: int) -> str:
-    """Return why a value has no JSON text that all readers take for the same; empty if it has one."""
+    """Return the reason why a value cannot be written as JSON that all readers read alike; empty if it can."""
     if depth > _MAX_DEPTH:
         return f"more than {_MAX_DEPTH} nested levels"
     if value is None or isinstance(value, bool):
         return ""
-    # Exact types: what is made of them elsewhere, such as numpy's floats, is no JSON.
+    # Exact types: subclasses, such as numpy's floats, are not JSON.
     if type(value) is str:
         return _problem_of_text(value)
     if type(value) is int:
@@ -82,7 +82,7 @@ def _problem_of_text(text: str) -> str:
 
 
 def texts_in(payload: str) -> list[str]:
-    """Return all texts in a payload, names of its fields aside: objects by sorted names, lists in their order."""
+    """Return all texts in a payload except field names: those of objects by sorted field name, of lists in order."""
     return [] if payload == EMPTY else list(_texts(orjson.loads(payload)))
 
 
@@ -98,7 +98,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def masked(row: InputRow, columns: Sequence[str]) -> InputRow:
-    """Return the row with a mask for the value of each payload column; one that cannot be read shows nothing."""
+    """Return the row with a mask for the value of each payload column, or for all of a row that cannot be read."""
     if not columns:
         return row
     if row.value is None:

@@ -112,7 +112,7 @@ class RowReader:
         return text
 
     def _question_with_request(self, names: Sequence[str]) -> str:
-        """Return the question; if it is the input of a request, both."""
+        """Return the question; if it is the input of a request, the request followed by the input."""
         request = self._fields.get(LAYOUTS.request)
         if self._first(names) != LAYOUTS.request_input or not isinstance(request, str) or not request.strip():
             return self._text(names, "question")
@@ -123,7 +123,10 @@ class RowReader:
         return f"{request.strip()}\n\n{question_of(given)}"
 
     def _prepend(self, named: tuple[str, str], separator: str, question: str) -> str:
-        """Return the question behind a text from the field of that name, unless it has the text or that answers it."""
+        """Return the question with a field's text before it, unless it contains the text or the text is an answer.
+
+        `named` is the name of the field and its text.
+        """
         name, text = named
         if not text or text in question or text.casefold() in self._answers():
             return question
@@ -236,7 +239,7 @@ def _items(value: Any, form: AnswerForm | None) -> list[Any]:
 
 
 def _ground_truth(value: Any) -> GroundTruth:
-    """Return what a row for verl says is right; raise RowRejected if it is not known or tests of a program."""
+    """Return the ground truth of a row for verl; raise RowRejected if it cannot be read or is a program's tests."""
     try:
         truth = decode(value)
     except BadGroundTruth as error:

@@ -54,7 +54,7 @@ _MAX_DEPTH = 500
 """Levels of lists and objects that a row may have."""
 _KNOWN_FORMATS = ", ".join(FORMATS)
 _QUESTION = "question"
-"""Kind whose keys do not name it."""
+"""Default type of environment; question keys do not include it."""
 _DOMAIN = TypeAdapter(Domain)
 _WITHOUT_ANSWER = frozenset({"missing_field", "null_field", "empty_answer", "no_gold_answer"})
 """Reasons why a row has no gold answer, which a task may lack."""
@@ -191,7 +191,7 @@ def _parse_fields(
 
 
 def _gold(reader: RowReader, needs_answers: bool) -> Gold:
-    """Return the field with the answers; `NO_GOLD` for a task without."""
+    """Return the field with the answers; `NO_GOLD` for a task that has none and needs none."""
     try:
         return reader.gold()
     except RowRejected as rejection:
@@ -201,7 +201,7 @@ def _gold(reader: RowReader, needs_answers: bool) -> Gold:
 
 
 def _answers(fields: Mapping[str, Any], gold: Gold, options: Options, needs_answers: bool) -> tuple[str, ...]:
-    """Return the accepted answers; none for a task without."""
+    """Return the accepted answers; empty for a task that has none and needs none."""
     if gold is NO_GOLD:
         return ()
     try:
@@ -358,7 +358,7 @@ def _split(fields: Mapping[str, Any], source: SourceSettings) -> Split | None:
 
 
 def _json(meta: Mapping[str, Any]) -> str:
-    """Return the other fields as strict JSON."""
+    """Return the fields of the row for `meta` as strict JSON."""
     return json.dumps(_plain(meta), ensure_ascii=False, sort_keys=True, allow_nan=False)
 
 

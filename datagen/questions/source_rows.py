@@ -104,7 +104,7 @@ def source_rows(source: SourceSettings) -> Iterator[InputRow]:
 
 
 def _dataset_rows(source: SourceSettings) -> Iterator[InputRow]:
-    """Rows of a folder or hub data set, which `datasets` reads in a child with a limit of memory."""
+    """Yield the rows of a folder or hub data set, which `datasets` reads in a child process with limited memory."""
     if importlib.util.find_spec("datasets") is None:
         raise ConfigError(f"data set {source.label} needs the package datasets: pip install 'treadle[ingest]'")
     job = {

@@ -144,10 +144,10 @@ class SourceSettings(_Origin):
         return (PAYLOAD_FIELD,) if self.is_environment else self.payload
 
     def with_task_fields(self, kind: str) -> SourceSettings:
-        """Return the source with the fields that tasks of the environment have; itself if it is another.
+        """Return the source with the field names of environment tasks; unchanged if its rows are not such tasks.
 
-        Without `dataset` the data set is called like the environment, the one of `[environment]` like its type: two
-        environments of a type have data sets of their own.
+        Unless `dataset` is set, the data set gets the name of the environment, or for `[environment]` that of its type,
+        so that two environments of one type have different data sets.
         """
         if not self.is_environment:
             return self
@@ -311,7 +311,7 @@ class QuestionsSettings(Section):
         return self.domains.get(dataset) or source.domain or self.benchmark_of(dataset).domain
 
     def environment_of(self, source: SourceSettings) -> TaskEnvironment:
-        """Return what is known about a source's environment."""
+        """Return the facts about a source's environment."""
         return self.environments.get(source.environment, QUESTION_ENVIRONMENT)
 
     def needs_answers_of(self, source: SourceSettings) -> bool:
@@ -338,7 +338,7 @@ class QuestionsSettings(Section):
         seed: int,
         scorers: Mapping[str, Scorer] = MappingProxyType({}),
     ) -> QuestionsSettings:
-        """Return the settings with what is known about the sources' environments, and about the scorers of users.
+        """Return the settings with facts about the sources' environments and about the scorers of users.
 
         Raises ConfigError for a source with `from` if its environment provides no tasks.
         """

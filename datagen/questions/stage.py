@@ -179,9 +179,9 @@ class _QuestionsRun:
         return split
 
     def _check_not_contaminated(self, question: ParsedQuestion) -> None:
-        """Raise RowRejected if the question, or a text in its payload, repeats one of a benchmark."""
+        """Raise RowRejected if the question, or a text in its payload, repeats a benchmark question."""
         hidden = texts_in(question.payload) if len(self._benchmarks) else []
-        # Together as well, because a text may be cut into lines.
+        # The payload's texts are also compared joined, because one text may be stored as several lines.
         for text in dict.fromkeys((question.question, *(("\n".join(hidden), *hidden) if hidden else ()))):
             if found := self._benchmarks.find(text):
                 where = "" if text == question.question else "in the payload: "

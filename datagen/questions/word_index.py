@@ -109,7 +109,7 @@ class WordIndex:
         return allowed
 
     def _within(self, allowed: set[str]) -> Iterator[_WordSetGroup]:
-        """Yield the questions that have only allowed words."""
+        """Yield the groups of questions that have only allowed words."""
         branches = [self._root]
         while branches:
             branch = branches.pop()
@@ -118,7 +118,7 @@ class WordIndex:
             branches += [children[word] for word in children.keys() & allowed]
 
     def _around(self, kinds: frozenset[str]) -> Iterator[_WordSetGroup]:
-        """Yield the questions that have all these words and more."""
+        """Yield the groups of questions that have all these words and at least one more."""
         if not kinds:
             yield from (group for group in self._groups.values() if group.words)
             return

@@ -1,7 +1,7 @@
 """Build the token ids and loss labels of fine-tuning rows from the rollout's own ids and segments.
 
-A row ends with the last id that the model wrote: what the system wrote after it is no part of a row. A trajectory whose
-context was trimmed has several samples; each is a row, behind the prompt that the model saw.
+A row ends with the last turn of the model: what the system wrote after it is no part of the row. A trajectory whose
+context was trimmed has several samples; each becomes a row of its own, with the prompt that the model saw.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Span = Sequence[int]
 class IdColumns:
     """The samples of a batch of trajectories, read one by one without converting all of them to Python lists.
 
-    Methods take the number of a trajectory in the batch and that of its sample. A failed rollout has none.
+    Methods take the index of a trajectory in the batch and the index of one of its samples. Failed rollouts have none.
     """
 
     NAMES = ("samples",)
@@ -72,9 +72,9 @@ class IdColumns:
         return digest_of(self._prompt(row, 0))
 
     def carried(self, row: int, sample: int) -> list[int]:
-        """Return the ids that a trim left of earlier turns: what this prompt has after the first one.
+        """Return the ids of earlier turns that a trim kept: this sample's prompt without the first sample's prompt.
 
-        Raises ArtifactError if the prompt begins in another way.
+        Raises ArtifactError if the former does not begin with the latter.
         """
         first, prompt = self._prompt(row, 0), self._prompt(row, sample)
         if not np.array_equal(prompt[: len(first)], first):
@@ -128,9 +128,9 @@ class Turns:
         messages: The turns and the messages between them, as the column `messages` has them.
         ids: Token ids; empty in text mode.
         system: Spans of the ids that the system wrote: results, messages and frames.
-        results: Those of them that are tool results inside a turn.
-        carried: Ids between the prompt and these, which a trim left of earlier turns; they have no loss.
-        is_last: Whether the trajectory ends here; otherwise the turn continues in another row.
+        results: Spans of the ids that are tool results inside a turn.
+        carried: Ids of earlier turns that a trim kept, between the prompt and `ids`; they have no loss.
+        is_last: Whether the trajectory ends with this row; otherwise another row continues it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -148,7 +148,7 @@ class Turns:
         return cls(messages_of(segments, origins, dialect), ids[:end], system_spans(origins[:end]), results)
 
     def after(self, carried: Sequence[int], text: str, *, is_last: bool) -> Turns:
-        """Return these turns as those of one sample of several; `text` is that of the carried ids."""
+        """Return these turns with the `carried` ids of earlier turns before them; `text` is the text of those ids."""
         messages = list(self.messages)
         if text:
             first = dict(messages[0])
@@ -179,7 +179,7 @@ class RowEncoder:
     """Encoder of rows for one tokenizer.
 
     Attributes:
-        turn_end: Ids that the chat template puts after a turn that does not end itself.
+        turn_end: Ids with which the chat template ends a turn; appended to rows whose last turn the model did not end.
         eos_ids: Ids at which generation stops.
         mask_results: Whether tool results have no loss.
     """

@@ -25,7 +25,7 @@ from treadle.datagen.sft_rows.student import NotGivenBack, StudentEncoder
 from treadle.datagen.texts.rules import Facts, Filters, Step, facts_of_rollout
 
 REPAIRABLE = frozenset({"bad_start", "no_think", "think_unbalanced", "order"})
-"""Reasons that a repair may remove; it is tried only if no other reason applies."""
+"""Reasons for rejection that a repair may remove; a repair is tried only if no other reason applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class QualityGate:
     """The rules that decide whether a trajectory may become a row.
 
     Attributes:
-        held_out: Keys of the questions whose trajectories may not.
-        prompt: Function that returns the prompt of a trajectory which is encoded here.
+        held_out: Keys of the questions whose trajectories must not become rows.
+        prompt: Function that returns the prompt of a trajectory whose text is encoded with the rows' tokenizer.
         filters: Rules that choose among trajectories that pass.
         context_tokens: Context window of the model to train; None if it is not known.
     """
@@ -94,7 +94,7 @@ class QualityGate:
         )
 
     def num_copies(self, row: Mapping[str, Any]) -> int:
-        """Return how often an accepted trajectory is repeated."""
+        """Return how often each row of an accepted trajectory is written."""
         if self.options.filters.corrected_copies == 1:
             return 1
         return self.filters.num_copies(facts_of(_segments(row["segments"]), row))
@@ -104,7 +104,7 @@ class QualityGate:
     ) -> tuple[Sequence[Segment], list[int], bytes]:
         """Return segments, ids after the prompt and their origins; no ids if the text is encoded here.
 
-        Those of several samples are joined.
+        If the trajectory has several samples, they are joined.
         """
         segments = _segments(row["segments"])
         if not self.environments.are_encoded_here(row):
@@ -145,7 +145,10 @@ class QualityGate:
     def _fitted(
         self, candidate: Candidate, row: Mapping[str, Any], ids: IdColumns, index: int
     ) -> tuple[Candidate, list[str]]:
-        """Return an accepted trajectory with its length in the rows' tokenizer, and what speaks against its row."""
+        """Return an accepted trajectory with its length in the rows' tokenizer, and reasons against its row.
+
+        The reasons are those that only the encoded text shows: its length, or that the tokenizer changes it.
+        """
         try:
             turns, _ = self.turns(row, ids, index)
         except NotGivenBack:
@@ -162,13 +165,14 @@ class QualityGate:
         return reasons_against(candidate, cutoff_tokens=self.options.cutoff_tokens, dialect=dialect)
 
     def _repaired_tags(self, environment: RowEnvironment) -> TagDialect | None:
-        """Return the tags by which trajectories are repaired; None if they are not."""
+        """Return the tag dialect by which an environment's trajectories are repaired; None if they are not repaired."""
         return environment.tags if self.options.repair else None
 
     def rows(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> tuple[list[Turns], bool]:
         """Return the turns of each row of an accepted trajectory, and whether they had to be repaired.
 
-        A trajectory is one row, and one per sample if its context was trimmed. Raises NotGivenBack; see `turns`.
+        A trajectory becomes one row, or one for each sample if its context was trimmed. Raises NotGivenBack; see
+        `turns`.
         """
         num_samples = ids.num_samples(index)
         if num_samples < 2:
@@ -187,7 +191,7 @@ class QualityGate:
     def turns(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> tuple[Turns, bool]:
         """Return the turns of an accepted trajectory of one sample, and whether they had to be repaired.
 
-        Raises NotGivenBack if they are encoded here, and the tokenizer does not give their text back.
+        Raises NotGivenBack if their text is encoded here, and decoding does not give the same text.
         """
         environment = self.environments.of(row)
         segments, output, origins = self._written(row, ids, index)

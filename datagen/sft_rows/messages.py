@@ -30,7 +30,7 @@ _RESPONSE = re.compile(re.escape(response_text("\0")).replace("\0", "(.*?)"), re
 def messages_of(segments: Sequence[Segment], origins: bytes, dialect: Dialect) -> list[dict[str, Any]]:
     """Return the turns of the model and the messages between them, up to the last turn of the model.
 
-    A turn that has nothing but its sampled end is an empty message; without ids it cannot be seen.
+    A turn in which the model sampled only its end is an empty message; in text mode such a turn leaves no trace.
     """
     ends = [place for place, segment in enumerate(segments, 1) if _is_of_model(segment, origins)]
     builder = _Builder(dialect)
@@ -85,12 +85,12 @@ class _Builder:
         return self._messages
 
     def _results(self, segment: Segment) -> Iterator[str]:
-        """Yield the results in a message; templates without a role for them have all those of a turn in one."""
+        """Yield the tool results in a message; templates without a role for results put all those of a turn in one."""
         if segment.kind == "tool":
             yield segment.text
         elif segment.kind == "user" and self._unanswered:
             found = _RESPONSE.findall(segment.text)
-            # No result can spell the markers, so other texts of this form are written by an environment on purpose.
+            # Markers in tool results are escaped, so the markers in a message of this form are never part of a result.
             if len(found) == len(self._unanswered) and segment.text == "\n".join(map(response_text, found)):
                 yield from found
 
@@ -131,7 +131,7 @@ class _Builder:
 
 
 def calls_in(text: str) -> list[CallText]:
-    """Return the calls in the text of a segment, whatever the form of its model."""
+    """Return the calls in the text of a segment; all forms in which models write calls are tried."""
     return next(filter(None, (form.find(text) for form in FORMS)), [])
 
 
@@ -140,7 +140,7 @@ def _tool_message(text: str, call: str | None) -> dict[str, Any]:
 
 
 def _text_next_to_calls(segments: Sequence[Segment], found: Sequence[Sequence[CallText]]) -> str:
-    """Return the text of a turn without its calls, without the white space around them; malformed calls are text."""
+    """Return the text of a turn without its calls and the white space around them; malformed calls count as text."""
     pieces = [
         one.text.strip()
         for one, calls in zip(segments, found, strict=True)

@@ -50,7 +50,7 @@ class Candidate:
         segments: Everything after the prompt in typed segments.
         calls: (tool, status) of the ledger's entries, in their order.
         num_prompt_ids: Number of tokens before the first turn; 0 in text mode.
-        num_output_ids: Number of tokens after them; 0 in text mode.
+        num_output_ids: Number of tokens after the prompt; 0 in text mode.
         origins: Origin of each id after the prompt; empty in text mode.
         num_row_tokens: Number of tokens of the row that it becomes; 0 in text mode.
         truncated: Whether the rollout ended before its task did.

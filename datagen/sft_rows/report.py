@@ -77,7 +77,7 @@ class SftRowsTally:
     operators: dict[str, OperatorTally] = field(default_factory=dict)
     datasets: Counter[str] = field(default_factory=Counter)
     masked_parts: array[float] = field(default_factory=lambda: array("d"))
-    """Share of each row with token ids that is results without a loss."""
+    """For each row with token ids, the share of its tokens that are tool results without a loss."""
     calls_initial: Counter[int] = field(default_factory=Counter)
     calls_rows: Counter[int] = field(default_factory=Counter)
 

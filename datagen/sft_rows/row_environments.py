@@ -1,4 +1,4 @@
-"""Know the environments that trajectories were made in: their dialects, digests and prompts, with one tokenizer."""
+"""Look up the environments that trajectories were made in: their dialects, digests and prompts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class RowEnvironment:
     """One environment of trajectories.
 
     Attributes:
-        dialect: How its turns are read.
-        bound_dialect: The same for the tokenizer.
-        tags: The dialect if it can be repaired.
-        rebuilds_prompts: Whether the question alone decides its prompt. Otherwise the prompt depends on the episode,
-            and is stored in its row.
+        dialect: Dialect by which the turns of its trajectories are read.
+        bound_dialect: This dialect, adapted to the tokenizer of the rows.
+        tags: The dialect if it has tags, so that its trajectories can be repaired; else None.
+        rebuilds_prompts: Whether a prompt can be built from the question alone. Otherwise it depends on the episode,
+            and is stored with the trajectory.
     """
 
     settings: EnvironmentSettings
@@ -43,7 +43,7 @@ class RowEnvironment:
 
     @classmethod
     def of(cls, settings: EnvironmentSettings, tokenizer: ChatTokenizer | None) -> RowEnvironment:
-        """Return what is known about an environment."""
+        """Build the entry of an environment from its settings."""
         dialect = settings.turn_dialect
         return cls(
             settings,
@@ -112,10 +112,10 @@ class RowEnvironments:
     def prompt(
         self, name: str, question: Mapping[str, Any], rollout_key: str, first_messages: str, tool_schemas: str
     ) -> Prompt:
-        """Return the prompt that an environment makes of a question, or else the one that the episode began with.
+        """Return the prompt that an environment builds from a question, or else the one that the episode began with.
 
-        `first_messages` and `tool_schemas` are those of the rollout, as JSON; without either prompt, raises
-        ArtifactError.
+        `first_messages` and `tool_schemas` are those of the rollout, as JSON. Raises ArtifactError if the environment
+        builds no prompt and `first_messages` is empty.
         """
         environment = self[name]
         messages = environment.settings.prompt_messages(Task.from_row(question))
@@ -126,5 +126,5 @@ class RowEnvironments:
 
 
 def load_row_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
-    """Return the tokenizer of the rows, None in text mode; raise ConfigError if it is another than that of the run."""
+    """Return the tokenizer of the rows, None in text mode; raise ConfigError if it has not the required digest."""
     return None if settings.tokenizer is None else load_tokenizer(settings.tokenizer, settings.tokenizer_digest)

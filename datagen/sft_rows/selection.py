@@ -54,9 +54,10 @@ class Decisions(NamedTuple):
         return zip(self.numbers[low:high].tolist(), self.codes[low:high].tolist(), strict=True)
 
     def with_share(self, kinds: Mapping[int, tuple[str, bool]], share: float | None, seed: int) -> Decisions:
-        """Return the outcomes with rows left out so that this share of the rest is parallel.
+        """Return the outcomes after rows are left out so that `share` of the remaining ones are parallel.
 
-        `kinds` maps the number of each trajectory to its key and whether it is parallel.
+        `kinds` maps the number of each trajectory to its key and whether it is parallel: several calls ran at once. If
+        `share` is None, no row is left out.
         """
         taken = [number for number, code in zip(self.numbers.tolist(), self.codes.tolist(), strict=True) if code == ROW]
         dropped = over_ratio(dict(kinds[number] for number in taken), share, seed) if share is not None else set()

@@ -61,7 +61,7 @@ class _Selected(NamedTuple):
     environment: str
     repaired: bool
     first_messages: str
-    """JSON, if only the episode knows them; else empty."""
+    """JSON, if they depend on the episode; else empty."""
     tool_schemas: str
     """JSON, as the rollout has them."""
     prompt_digest: str
@@ -138,9 +138,9 @@ class _SftRowsRun:
             return selection.decisions().with_share(kinds, options.filters.parallel_share, self._settings.seed)
 
     def _judge_all(self, selection: TrajectorySelector) -> dict[int, tuple[str, bool]]:
-        """Judge every trajectory; return number -> key of the accepted ones, and whether calls ran at once.
+        """Judge every trajectory; return number -> (key, whether several calls ran at once) of the accepted ones.
 
-        Empty if no share of these is asked for.
+        The result is empty if `parallel_share` is not set.
         """
         number = 0
         kinds: dict[int, tuple[str, bool]] = {}
@@ -170,7 +170,7 @@ class _SftRowsRun:
     def _spread_rows(self, decisions: Decisions, buckets: Buckets) -> np.ndarray:
         """Put selected trajectories into their buckets.
 
-        Returns the unique pairs of a question and a bucket that needs it.
+        Returns unique pairs: the hash of a question, and a bucket with rows of that question.
         """
         questions, places = array("Q"), array("B")
         columns = [*dict.fromkeys((*_COPIED, *_REJECTED)), *_KEPT, "segments", "tool_calls", *IdColumns.NAMES]
@@ -222,7 +222,7 @@ class _SftRowsRun:
         ]
 
     def _first_messages(self, row: Mapping[str, Any]) -> str:
-        """Return the messages that only the episode knows, as JSON; empty if the question gives them."""
+        """Return the first messages as JSON if they depend on the episode; empty if the question alone decides them."""
         return "" if self._environments.of(row).rebuilds_prompts else row["first_messages"] or ""
 
     def _prompt_of(self, row: Mapping[str, Any]) -> Prompt:
@@ -281,7 +281,7 @@ class _SftRowsRun:
         first_messages: str,
         tool_schemas: str,
     ) -> Prompt:
-        """Return the prompt of a trajectory; raise ArtifactError if its question is not there."""
+        """Return the prompt of a trajectory; raise ArtifactError if its question was not found."""
         if question is None:
             raise ArtifactError(
                 f"trajectories answer question {head['question_key']}, which is not among the questions read; "

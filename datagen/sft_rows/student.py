@@ -1,8 +1,9 @@
-"""Encode trajectories with the student's tokenizer and chat template, if they have no token ids of it.
+"""Encode trajectories with the tokenizer and chat template of the student, the model that the rows train.
 
-A row then has the context in which the student would write the turns: the prompt, each turn encoded alone, tool
-results as blocks inside it, and between two turns what the template writes there. Native calls are written in the form
-of the student's family. Every turn ends with the id at which the student stops.
+This is done for trajectories without token ids of that tokenizer. A row then has the context in which the student would
+write the turns: the prompt, each turn encoded alone, tool results as blocks inside it, and between two turns what the
+template writes there. Native calls are written in the form of the student's model family. Every turn ends with the id
+at which the student stops.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CHECKED = "40617"
 
 
 class NotGivenBack(Exception):
-    """Text that is another one after encoding and decoding."""
+    """Error for a text that changes when it is encoded and decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class StudentEncoder:
     tokenizer: ChatTokenizer
 
     def turns(self, messages: Sequence[Mapping[str, Any]], dialect: Dialect) -> Turns:
-        """Return the turns of a row, encoded; `messages` are those after the prompt, as the column has them.
+        """Return the turns of a row, encoded; `messages` are those of the column `messages` after the prompt.
 
         `dialect` is bound to the tokenizer. Raises NotGivenBack, and ConfigError for a role that the template drops.
         """
@@ -83,7 +84,7 @@ class StudentEncoder:
 
 
 def _pieces(message: Mapping[str, Any], dialect: Dialect) -> Iterator[tuple[bool, str]]:
-    """Yield whether it is a tool result, and the text, of each piece of a turn."""
+    """Yield (whether it is a tool result, text) for each piece of a turn."""
     if isinstance(dialect, FunctionsDialect):
         yield False, native_turn(message, dialect)
         return
@@ -117,7 +118,7 @@ def _call(call: Mapping[str, str], dialect: FunctionsDialect) -> str:
     written = json.dumps({"name": call["name"], key: orjson.loads(call["arguments"])}, ensure_ascii=False)
     if dialect.form.name == "llama":
         return written
-    # Only strings of JSON contain it, so the escape means the same and can end no block.
+    # In JSON, `<` occurs only in strings, so its escape does not change the call, and no string can close the block.
     return f"{OPENING}\n{written.replace('<', chr(92) + 'u003c')}\n{CLOSING}"
 
 
@@ -140,7 +141,7 @@ def checked_student(folder: Path, prompts: Mapping[str, Sequence[Mapping[str, st
 def check_student(tokenizer: ChatTokenizer, prompts: Mapping[str, Sequence[Mapping[str, str]] | None]) -> None:
     """Raise ConfigError if a chat template drops or refuses what rows consist of.
 
-    `prompts` are the messages before the first turn, by environment; None if only an episode knows them.
+    `prompts` are the messages before the first turn, by environment; None if they depend on the episode.
     """
     text_after_turn(tokenizer, ())
     if not tokenizer.turn_end_ids:

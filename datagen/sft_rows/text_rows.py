@@ -106,9 +106,10 @@ class TextRowsRun:
         return {number: DECISIONS[code] for number, code in decided.between(0, self._num_read)}
 
     def _judge(self, text: WholeText) -> tuple[Facts, list[str]]:
-        """Return the facts about a text and what speaks against its row; raise StageFailed if nothing of it is masked.
+        """Return the facts about a text and the reasons against its row.
 
-        A text that names the tag of results must have masked tokens: otherwise results would be trained on.
+        Raises StageFailed if results are to have no loss and the text names their tag, but no token would be masked:
+        results would then be trained on.
         """
         names = not text.reason and names_tag(text.text, text.tag)
         if self._options.mask_results and names and not tag_spans(text.text, text.tag):
@@ -140,7 +141,7 @@ class TextRowsRun:
     # Second pass: put rows into buckets by position, then write each bucket.
 
     def _add_rows(self, text: WholeText, buckets: Buckets) -> None:
-        """Encode an accepted text and put its rows where the order has them."""
+        """Encode an accepted text and put its rows into the buckets of their positions in the shuffled order."""
         facts = Examined.of(text).facts
         columns = self._columns(text)
         for copy in range(self._filters.num_copies(facts)):
@@ -212,7 +213,7 @@ def run_text_rows(context: StageContext) -> Mapping[str, Any]:
 
 
 def _turn(said: str, tag: str) -> dict[str, Any]:
-    """Return the only turn of a row, with the places of its results."""
+    """Return the only turn of a row, with start and end of each tool result in characters."""
     spans = [list(span) for span in tag_spans(said, tag)]
     return {"role": "assistant", "content": said, **({"results": spans} if spans else {})}
 
@@ -243,5 +244,5 @@ def _json(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_given_back(text: str, decoded: str) -> bool:
-    """Return whether ids decode to their text; tokenizers may compose characters."""
+    """Return whether `decoded` is the same text, up to the composition of characters (NFC) by tokenizers."""
     return decoded == text or unicodedata.normalize("NFC", text) == unicodedata.normalize("NFC", decoded)

@@ -12,7 +12,10 @@ from treadle.stages.plan import Plan
 
 
 def text_settings(plan: Plan, address: Address, source: RowSource) -> SftRowsSettings:
-    """Return the settings for rows of whole texts, which depend on no environment; the tokenizer is the student's."""
+    """Return the settings for rows of whole texts, which depend on no environment.
+
+    The tokenizer is that of `sft_rows.tokenizer`, or else the policy's.
+    """
     options = plan.options(address, SftRowsOptions)
     folder, tokenizer_digest, context_tokens = options.tokenizer, "", None
     if folder is not None:

@@ -20,7 +20,7 @@ class Trajectories:
 
     Attributes:
         kind: Input that they are from: `pools` or `rollouts`.
-        tables: Its tables.
+        tables: Tables of that input.
     """
 
     def __init__(self, inputs: Mapping[str, Sequence[Rows]]) -> None:
@@ -40,9 +40,9 @@ class Trajectories:
             yield table.batches(columns)
 
     def judged_batches(self, columns: Sequence[str]) -> Iterator[Iterator[pa.RecordBatch]]:
-        """Yield the same with the verdict in a further column `correct`.
+        """Yield the batches of each table with the verdicts in a further column `correct`.
 
-        Raises ArtifactError unless scores and rollouts are of each other.
+        Raises ArtifactError if the scores are not exactly those of the rollouts.
         """
         if self.kind == POOLS:
             yield from self.batches([*columns, "correct"])
@@ -65,9 +65,9 @@ class Trajectories:
 
 
 class QuestionReader:
-    """Reader of single questions from tables in whose order they are asked for, so that each table is read once.
+    """Reader of single questions by key. If keys are requested in the order of the tables, each table is read once.
 
-    Memory: a few thousand questions.
+    Memory: the last few thousand questions that were read.
     """
 
     def __init__(self, tables: Sequence[Rows]) -> None:

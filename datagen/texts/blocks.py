@@ -50,10 +50,10 @@ TEXT = "text"
 
 
 def read_blocks(text: str, word: str = OBSERVATION) -> tuple[list[Block], str]:
-    """Return the blocks of a text and the code of what is wrong with its markers; empty if nothing is.
+    """Return the blocks of a text and the code of the first fault of its markers, empty if there is none.
 
-    `word` is the tag of observations; what is inside them is not read. With a fault, the blocks before it are returned.
-    Takes linear time.
+    `word` is the tag of observations; text inside them is not read. If there is a fault, only blocks before it are
+    returned. Takes linear time.
     """
     if fault := tag_fault(text, word):
         return [], fault
@@ -97,7 +97,7 @@ def _append_text(text: str, start: int, end: int, blocks: list[Block]) -> None:
 
 
 def order_fault(blocks: Sequence[Block], word: str = OBSERVATION) -> str:
-    """Return the code of what is wrong with the order of blocks; empty if nothing is.
+    """Return the code of the first fault in the order of blocks; empty if there is none.
 
     Calls that directly follow each other are one batch, whose observations follow the last one.
     """

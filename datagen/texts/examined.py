@@ -12,7 +12,7 @@ from treadle.datagen.texts.violations import text_violations
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a whole text is like.
+    """Result of reading a whole text.
 
     Attributes:
         fault: Code of ROW_FAULTS or TEXT_FAULTS; empty if it can be used.

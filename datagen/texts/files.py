@@ -27,13 +27,13 @@ class WholeText:
     Attributes:
         key: 16 hex digits.
         question: Text of the question; empty if the row has none.
-        messages: Those before the first turn.
-        text: Everything after them; empty if the row has none.
+        messages: Messages before the first turn.
+        text: Everything after these messages; empty if the row has none.
         tag: Tag around observations.
         reason: Code of ROW_FAULTS if the row cannot be used, else empty.
-        where: Place of the row, for messages.
+        where: File and row, for error messages.
         model: Name of the model that wrote it; empty if it is unknown.
-        operator: What made it.
+        operator: Name of the operator that made it; `text` if it was read from a file.
         parents: Keys of the trajectories that it was made from.
     """
 

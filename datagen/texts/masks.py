@@ -35,7 +35,7 @@ class MaskedText:
     masked: list[tuple[int, int]]
 
     def cut(self, num_ids: int) -> MaskedText:
-        """Return the first ids. A span in which the cut lies stays masked up to it."""
+        """Return the first `num_ids` ids; a masked run that crosses the cut stays masked up to it."""
         masked = [(start, min(end, num_ids)) for start, end in self.masked if start < num_ids]
         return MaskedText(self.ids[:num_ids], masked)
 

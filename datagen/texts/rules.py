@@ -28,7 +28,7 @@ RULES = {
 }
 """Description of each rule by its code."""
 OVER_RATIO = "over_ratio"
-"""Why a trajectory is left out of which there are too many for `parallel_share`."""
+"""Reason for leaving out a trajectory because `parallel_share` allows fewer of its kind, parallel or sequential."""
 
 _SCORE = re.compile(r"\b([1-4])\b")
 _NO_INTERACTION = frozenset({"think", ANSWER, TEXT, "result"})
@@ -52,7 +52,7 @@ class Facts:
         widest: Largest number of queries or calls in one batch.
         repeats_call: Whether a call repeats an earlier one, apart from case and white space.
         is_reflected: Whether there is a reflection or a check.
-        is_corrected: Whether the first check was 1 or 2.
+        is_corrected: Whether the first check (`double_check`) gave the score 1 or 2 of 4.
     """
 
     num_interactions: int
@@ -135,15 +135,15 @@ def folded(query: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The rules in use, with the seed that decides what is drawn."""
+    """Rules that choose among accepted trajectories; `seed` decides their random choices."""
 
     options: FilterOptions
     seed: int
 
     def reasons(self, key: str, facts: Facts, *, num_tokens: int = 0, violations: Sequence[str] = ()) -> list[str]:
-        """Return the codes of RULES that speak against a trajectory, in that order.
+        """Return the codes of the rules that reject a trajectory, in the order of RULES.
 
-        `num_tokens` are those after the prompt, 0 if they are unknown.
+        `num_tokens` is the number of tokens after the prompt, 0 if it is unknown.
         """
         options = self.options
         found = {
@@ -165,12 +165,12 @@ class Filters:
 
 
 def copy_key(key: str, number: int) -> str:
-    """Return the key of a row of a trajectory: its copies and its samples are numbered from 0."""
+    """Return the key of row `number` of a trajectory: the trajectory's key, ending in -2, -3, ... from number 1 on."""
     return f"{key}-{number + 1}" if number else key
 
 
 def over_ratio(kinds: Mapping[str, bool], share: float | None, seed: int) -> set[str]:
-    """Return the keys to leave out, so that this share of the rest is parallel.
+    """Return the keys to leave out, so that `share` of the remaining ones are parallel.
 
     `kinds` maps each key to whether it is parallel. Only the kind of which there are too many is reduced, by draws that
     depend on seed and key; if one kind is missing, nothing is left out.

@@ -29,7 +29,7 @@ def tag_spans(text: str, word: str = OBSERVATION) -> list[TextSpan]:
 
 
 def tag_fault(text: str, word: str = OBSERVATION) -> str:
-    """Return what is wrong with the markers of a tag; empty if nothing is.
+    """Return the code of the first fault in the markers of a tag; empty if there is none.
 
     `unbalanced`: an opening or closing marker alone. `nested`: an opening marker inside the tag. `odd_marker`: a
     spelling that only looks like a marker, in other letters or with white space. Takes linear time.

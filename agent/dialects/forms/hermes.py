@@ -34,7 +34,7 @@ _ADDED = """You can now also call these tools:
 
 
 class HermesForm:
-    """Form of Hermes, Qwen 2.5 and Qwen 3; also the one for templates that know no tools."""
+    """Form of Hermes, Qwen 2.5 and Qwen 3; it is also used with templates that have no place for tools."""
 
     name = "hermes"
     markers = _MARKERS
@@ -63,8 +63,9 @@ class HermesForm:
 def _call_from(text: str, start: int) -> CallText | None:
     """Return the call that begins at a marker; None if it is incomplete.
 
-    Strings of its JSON may spell markers, so it ends at the first marker before which it is JSON, else at the first.
-    Without a marker, the rest of the text is a call if it is JSON, as servers read it.
+    Strings of its JSON may contain closing markers. So the call ends at the first closing marker before which the text
+    is valid JSON, or else at the first one. Without a closing marker, the rest of the text is the call if it is valid
+    JSON; servers read it in the same way.
     """
     begin = start + len(OPENING)
     first: CallText | None = None
@@ -95,14 +96,14 @@ def _ends_in_string(data: str) -> bool:
 
 
 def write_call(name: str, arguments: str) -> str:
-    """Return the text of a call; `arguments` is JSON text, or what a model wrote in its place."""
+    """Return the text of a call; `arguments` is JSON text, or other text that a model wrote in its place."""
     try:
         orjson.loads(arguments or "{}")
         written = arguments or "{}"
     except orjson.JSONDecodeError:
         written = orjson.dumps(arguments).decode()
     if "<" in written:
-        # Only strings of JSON contain it, so the escape means the same and can end no block.
+        # In JSON, `<` occurs only in strings, so its escape does not change the call, and no string closes the block.
         written = written.replace("<", "\\u003c")
     spelled = orjson.dumps(name).decode().replace("<", "\\u003c")
     return f'{OPENING}\n{{"name": {spelled}, "arguments": {written}}}\n{CLOSING}'
@@ -124,10 +125,10 @@ def added_text(tools: Sequence[ToolSchema]) -> str:
 
 
 def _told(tools: Sequence[ToolSchema]) -> str:
-    """Return schemas as JSON whose strings, which servers may have written, spell no marker."""
+    """Return schemas as JSON; markers in their strings, which servers may have written, are escaped."""
     return _MARKERS.sub(lambda found: found[0].replace("<", "\\u003c"), schemas_text(tools))
 
 
 def response_text(text: str) -> str:
-    """Return a result for a template that has no role for it."""
+    """Return the text of a tool result for a user message, for templates without a role for results."""
     return f"<tool_response>\n{text}\n</tool_response>"

@@ -31,7 +31,7 @@ class LlamaForm:
         while text[begin : begin + 1] == "{":
             end = _json_end(text, begin)
             if end is None:
-                # An object that is not JSON is a call only if it names itself one.
+                # Text that is not valid JSON is a faulty call if it follows the tag or has a name, else plain text.
                 if tag >= 0 or _NAME in text[begin:]:
                     calls.append(read_call(begin, len(text), text[begin:], "parameters"))
                 break
@@ -57,7 +57,7 @@ class LlamaForm:
 
 
 def _json_end(text: str, begin: int) -> int | None:
-    """Return the offset after the JSON value that begins there; None if there is none."""
+    """Return the offset after the JSON value that begins at `begin`; None if there is none."""
     try:
         return _DECODER.raw_decode(text, begin)[1]
     except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits
@@ -65,9 +65,9 @@ def _json_end(text: str, begin: int) -> int | None:
 
 
 def _call_in(text: str, begin: int, end: int, *, is_tagged: bool) -> CallText | None:
-    """Return the call that a JSON object is; None for another one, such as an answer in JSON.
+    """Return the call in a JSON object; None if the object is no call, such as an answer in JSON.
 
-    After the tag, a name is enough.
+    An object without parameters is a call only after the tag, if it has a name.
     """
     data = text[begin:end]
     try:
@@ -79,7 +79,7 @@ def _call_in(text: str, begin: int, end: int, *, is_tagged: bool) -> CallText | 
 
 
 def _listed(text: str, begin: int) -> list[CallText]:
-    """Return the calls of a list; they share its place, which the first one has."""
+    """Return the calls in a JSON list. The first one has the offsets of the list, the others are empty at its end."""
     end = _json_end(text, begin)
     try:
         values = orjson.loads(text[begin:end]) if end is not None else []

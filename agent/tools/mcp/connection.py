@@ -1,7 +1,7 @@
 """Hold one connection to an MCP server: handshake, tool list, calls, and the reason for its end.
 
-The client package binds a connection to one task, so each connection has a task of its own. What the server does wrong
-ends the connection (`lost`) and never decides a call: all calls in progress then raise ToolError.
+The client package binds a connection to one task, so each connection has a task of its own. A fault of the server ends
+the connection and is never the result of a call: all calls in progress then raise ToolError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Lose(Protocol):
 
 
 class InvalidCall(Exception):
-    """JSON-RPC error that the server answers a call with, or a request for input that no episode can give."""
+    """JSON-RPC error with which the server answers a call, or its request for user input, which an episode has not."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class InvalidCall(Exception):
 
 
 class Transport(Protocol):
-    """Way to a server."""
+    """Transport to a server, such as HTTP or the standard streams of a process."""
 
     def connect(self, lose: Lose) -> AbstractAsyncContextManager[Any]:
         """Return the client package's transport; it calls `lose` with the reason why the connection has ended."""
@@ -124,9 +124,9 @@ class Connection:
             self.lose("was closed")
 
     def lose(self, reason: str, *, may_pass: bool = True) -> None:
-        """End the connection; `reason` continues a sentence that begins with the server. The first reason counts.
+        """End the connection; `reason` continues a message that begins with "the MCP server". The first reason counts.
 
-        `may_pass` tells whether a retry can help.
+        `may_pass` is whether a retry can help.
         """
         if not self._lost.done():
             self._may_pass = may_pass
@@ -242,7 +242,7 @@ class Connection:
         return result
 
     async def close(self) -> None:
-        """End the connection and the server that was started for it. No process of it is left after that."""
+        """End the connection and the server that was started for it. No process of the server is left afterwards."""
         self._closing.set()
         if self._task is None:
             return

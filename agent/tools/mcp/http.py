@@ -1,8 +1,9 @@
 """Connect to an MCP server over streamable HTTP, through a guard of addresses and sizes.
 
-A name may lead to public addresses and to configured networks only, checked for each connection at the address that is
-connected to. An address in the URL itself, or `localhost`, is what the user means. Redirects to elsewhere are not
-followed (the client package follows those within one origin). Proxies of the environment are not used.
+A host name may resolve only to public addresses and to configured networks; this is checked for the address of each
+connection. An IP address in the URL itself is always allowed, and so is `localhost` at a loopback address. Redirects to
+another origin are not followed (the client package follows those within one origin). Proxies of the environment are not
+used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 _CONNECT_S = 30.0
 _END_SESSION_S = 2.0
 _CHECKED_PORT = 443
-"""The port is part of the user's URL, so the rule's list of ports does not apply."""
+"""Port for checks of addresses, instead of that of the URL: the user chose it, so the rule on ports does not apply."""
 _KEY_MARK = "[token]"
 
 
@@ -50,7 +51,7 @@ class HttpTransport:
         return text.replace(self._token, _KEY_MARK) if self._token else text
 
     def answered(self) -> None:
-        """Forget failures of requests that others answer, such as the probe of the newest protocol."""
+        """Forget earlier failures, such as that of the probe of the newest protocol: a later request was answered."""
         self._fault = ""
 
     @asynccontextmanager
@@ -112,7 +113,7 @@ def _guarded_transport(url: str, networks: tuple[str, ...], fail: Callable[..., 
                 async with asyncio.timeout(limit_s):
                     response = await inner.handle_async_request(request)
             except (httpx2.TransportError, OSError) as error:
-                # A blocked or refused address stays so: the probe must not hide it.
+                # A blocked or refused address stays blocked, so the failure of a probe ends the connection, too.
                 fail(_words(error), is_final=request.method == "POST")
                 raise
             status = response.status_code

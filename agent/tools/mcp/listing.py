@@ -146,7 +146,7 @@ def _first(problems: Iterable[str | None]) -> str | None:
 
 
 def _with_clean_texts(value: Any) -> Any:
-    """Return a schema with its texts for the reader cleaned; all other texts are checked and stay."""
+    """Return a schema with cleaned descriptions, titles and comments; all other texts were checked and stay."""
     if isinstance(value, dict):
         return {
             key: shown(one, MAX_DESCRIPTION_CHARS) if key in _TEXTS and isinstance(one, str) else _with_clean_texts(one)
@@ -156,7 +156,7 @@ def _with_clean_texts(value: Any) -> Any:
 
 
 def _without_patterns(schema: Any, *, is_schema: bool = True) -> Any:
-    """Return a schema without regular expressions: a server's could take forever on the arguments of a model.
+    """Return a schema without regular expressions: one from a server could take forever on the arguments of a model.
 
     `is_schema` is False for a table of properties, whose keys are names.
     """
@@ -189,6 +189,6 @@ def refuse(entry: str, problems: Sequence[str]) -> None:
 
 
 def warn_of_changes(entry: str, before: Sequence[Mapping[str, Any]], after: Sequence[Any], since: str) -> None:
-    """Log what differs between two lists; `since`: when the first one was read."""
+    """Log what differs between two lists; `since` is a phrase for the time at which the first one was read."""
     if changed := changes(before, after):
         _log.warning("environment.tools.%s: the MCP server's tools changed %s: %s", entry, since, changed)

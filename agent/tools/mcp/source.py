@@ -125,8 +125,9 @@ class McpTools:
     ) -> ToolOutcome:
         """Call a tool of the server.
 
-        A call that is too slow is the outcome `timeout` if the server still answers. Otherwise the server is stopped.
-        Raises ToolError if it is out of order; a shared one is started again for the next call.
+        A call that reaches its time limit has the outcome `timeout` if the server still answers a ping. Otherwise the
+        server is stopped. Raises ToolError if the server is out of order; a shared one is started again for the next
+        call.
         """
         settings, clock = self._settings, work_clock()
         with clock.hold():
@@ -153,11 +154,11 @@ class McpTools:
         return ToolOutcome(outcome.status, outcome.text, seconds, note=outcome.note)
 
     async def outcome(self) -> Outcome | None:
-        """Return None: servers have no view of the end of an episode."""
+        """Return None: servers report no outcome of an episode."""
         return None
 
     async def close(self) -> None:
-        """Stop a server that the episode has for itself."""
+        """Stop the server if it was started for this episode alone."""
         if self._owns_server:
             await self._server.close()
 

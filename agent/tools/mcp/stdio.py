@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_UNASKED_BYTES = 64 * 1024 * 1024
 MAX_UNASKED_MESSAGES = 10_000
-"""Most bytes and messages between two answers, standard error included; more is a flood."""
+"""Most bytes and messages between two answers, standard error included; a server that writes more is killed."""
 _MAX_BANNER_BYTES = 64 * 1024
 _LABEL_CHARS = 300
 
@@ -48,14 +48,14 @@ class StdioTransport:
         return f"{problem}; its last words: {label(lines[-1])[:_LABEL_CHARS]}" if lines else problem
 
     def answered(self) -> None:
-        """Begin to count again what the server writes unasked."""
+        """Reset the counts of bytes and messages since the last answer."""
         self._num_bytes = self._num_messages = 0
 
     @asynccontextmanager
     async def connect(
         self, lose: Lose
     ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Any], MemoryObjectSendStream[SessionMessage]]]:
-        """Start the process and yield the streams of its messages; no process of it is left afterwards."""
+        """Start the server and yield the streams of its messages; no process of the server is left afterwards."""
         import anyio
 
         def lose_once(reason: str) -> None:
@@ -149,7 +149,7 @@ class StdioTransport:
                 await arrived.send(SessionMessage(message))
 
     async def _write(self, process: ServerProcess, leaving: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        """Write our messages to the server; a closed input shows in its output, too."""
+        """Write our messages to the server. Errors are ignored: a server that closes its input ends its output, too."""
         with contextlib.suppress(OSError):
             async for sent in leaving:
                 text = sent.message.model_dump_json(by_alias=True, exclude_unset=True)

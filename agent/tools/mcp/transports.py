@@ -1,4 +1,4 @@
-"""Make the ways by which the MCP client reaches a server: over HTTP, or a process in the sandbox."""
+"""Make the transports by which the MCP client reaches a server: HTTP, or a process in the sandbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 async def open_transports(entry: str, settings: McpServerSettings, stack: AsyncExitStack) -> Callable[[], Transport]:
-    """Return a function that makes a way to a new connection; `stack` closes what all of them need.
+    """Return a function that makes the transport of a new connection; `stack` closes what all transports share.
 
     Raises ToolError if the server cannot be started, ConfigError if its token is not set.
     """

@@ -39,14 +39,14 @@ class Workspace(Protocol):
     """Files of one episode, and commands on them. Commands run one at a time."""
 
     async def run(self, command: str, *, time_limit_s: float, stdin: bytes = b"") -> CommandResult:
-        """Run a shell command in the workspace; no process of it is left afterwards.
+        """Run a shell command in the workspace; afterwards no process that it started is left.
 
         Raises ToolError if it cannot be run, or if the disk of the host is full.
         """
         ...
 
     async def fresh(self) -> Workspace:
-        """Return a workspace with the same files and more room, in which nothing else that commands left is seen.
+        """Return a workspace with the same files and more disk space, without anything else that commands left.
 
         Raises UnusableWorkspace if the agent made that impossible, and ToolError.
         """
@@ -65,7 +65,7 @@ class Workspaces(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     async def open(self, seed: int) -> Workspace:
-        """Return an empty workspace. What its commands can see depends on nothing but the seed. Raises ToolError."""
+        """Return an empty workspace. What its commands can see depends only on the seed. Raises ToolError."""
         ...
 
     def facts(self) -> dict[str, str]:

@@ -128,7 +128,7 @@ class ContainerWorkspaces:
     async def start(self, size_mb: int) -> ContainerWorkspace:
         """Start a container whose workspace has this size."""
         options, limits = self.options, self.options.limits
-        # The two folders are in memory and count as the container's.
+        # The two folders are in memory and count towards the container's limit.
         memory = f"{limits.memory_mb + size_mb + limits.scratch_mb}m"
         variables = [word for name, value in _ENVIRONMENT.items() for word in ("--env", f"{name}={value}")]
         code, output = await self.engine(
@@ -193,7 +193,7 @@ class ContainerWorkspaces:
             ended = talk.done()
         finally:
             flood.cancel()
-            # Also what runs in the background; the first process is spared.
+            # This ends background processes too, but not the container's first process.
             await asyncio.shield(self._end_processes(container))
             if process.returncode is None:
                 with contextlib.suppress(TimeoutError):
@@ -221,7 +221,7 @@ class ContainerWorkspaces:
             label = f'{{{{index .Config.Labels "{_OWNER}"}}}}'
             code, output = await self.engine("inspect", "--format", label, container)
             owner = output.decode(errors="replace").strip()
-            # The lock file is one of this user's: of another's nothing can be said.
+            # Check only lock files of this user; those of other users may not be readable.
             if code == 0 and Path(owner).parent == self._lease.lock_file.parent and not is_held(Path(owner)):
                 dead.append(container)
         await self._remove(dead)
@@ -277,8 +277,8 @@ class ContainerWorkspace:
     async def fresh(self) -> ContainerWorkspace:
         """Return another container of the same image with a copy of the workspace and twice its size.
 
-        What the agent left, such as closed folders, holes in files or processes without end, never is a ToolError,
-        which would keep the rollout pending.
+        A state that the agent left, such as folders without access rights, sparse files or endless processes, never
+        raises ToolError, which would keep the rollout pending.
         """
         size_mb = 2 * self._owner.options.size_mb
         limit = (size_mb + _OVERHEAD_MB) * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Check the files that a task contains, and pack them for the workspace. Their paths are hostile."""
+"""Check the files that a task contains, whose paths are not trusted, and pack them for the workspace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_TESTS_S = 300.0
 MAX_TESTS_S = 3600.0
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TIME = 946_684_800
-"""Time of all files, 2000-01-01: what a listing shows must be the same when calls are made again."""
+"""Modification time of all files, 2000-01-01: a listing must show the same when calls are made again."""
 _KEYS_OF_TESTS = ("files", "command", "timeout_s", "expected")
 
 
@@ -33,8 +33,8 @@ class HiddenTests:
     Attributes:
         files: Path in the workspace -> content.
         command: Shell command that runs them in the workspace.
-        timeout_s: Its time limit.
-        expected: Names of the tests that must pass, as pytest shows them; empty for all that there are.
+        timeout_s: Time limit of the command, in seconds.
+        expected: Names of the tests that must pass, as pytest shows them; if empty, all tests must pass.
     """
 
     files: Mapping[str, bytes]
@@ -69,7 +69,7 @@ def hidden_tests_of(payload: Mapping[str, Any]) -> HiddenTests | None:
 
 
 def _without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that an object has: in Parquet each row has those of all rows."""
+    """Return the fields of an object that are not null: in Parquet each row has the fields of all rows."""
     return {name: value for name, value in given.items() if value is not None}
 
 

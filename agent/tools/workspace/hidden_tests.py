@@ -25,7 +25,7 @@ STEERING_FILES = (
     *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
     *("test_*.py", "*_test.py"),
 )
-"""Names of files that change which tests run or what they mean: as the task has them, or not at all."""
+"""Names of files that change which tests run or what they mean; the agent's are deleted, the task's are restored."""
 _TEST_FOLDERS = frozenset({"test", "tests"})
 _SITE = """
 import os, sys
@@ -48,7 +48,7 @@ if os.environ.get("PYTHONSAFEPATH"):
     sys.meta_path.insert(sys.meta_path.index(PathFinder), Standard)
     sys.path += [*{folders!r}, os.getcwd()]
 """
-"""`sitecustomize` of the tests: modules of the workspace are found, but never instead of others.
+"""`sitecustomize` for the tests: modules of the workspace can be imported, but never hide other modules.
 
 The standard library also tries modules that only other systems have, such as `msvcrt`.
 """
@@ -128,7 +128,7 @@ def _steers(name: str) -> bool:
 
 
 def _shadows(tests: HiddenTests, given: Mapping[str, bytes], folders: list[str]) -> list[str]:
-    """Return patterns of the shell for what Python would import instead of a test module or its folders."""
+    """Return shell patterns of the files that Python would import instead of a test module or a folder above it."""
     theirs = {parent for path in (*given, *tests.files) for parent in parents_of(path)}
     stems = {path.removesuffix(".py") for path in _modules(tests)}
     inits = [f"{folder}/__init__".lstrip("/") for folder in folders]
@@ -153,7 +153,8 @@ def _preparation(tests: HiddenTests, given: Mapping[str, bytes], folders: list[s
 def _command(tests: HiddenTests, restored: Mapping[str, bytes]) -> str:
     """Return the shell command. It is parsed as a whole before any file of the workspace runs.
 
-    The number is in a variable of the shell that is not exported, and its output goes past the tests.
+    The number that marks the true result is in a shell variable that is not exported. It is printed after the tests,
+    whose own output is discarded.
     """
     # Texts called test*.txt would be run as doctests.
     uses_doctest = any(b"doctest" in text for text in (tests.command.encode("utf-8", "replace"), *restored.values()))
@@ -190,7 +191,7 @@ def _outcome(tests: HiddenTests, number: str, result: CommandResult) -> Outcome:
 
 
 def _of_report(tests: HiddenTests, number: str, code: str, report: str) -> Outcome:
-    """Return the outcome of pytest. Tests are numbered, because their names are hidden, too."""
+    """Return the outcome of pytest. Its parts have numbers instead of the tests' names, which are hidden, too."""
     try:
         said = json.loads(report)
         is_ours = said["number"] == number

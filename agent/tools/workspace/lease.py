@@ -1,4 +1,4 @@
-"""Own a folder of the host for the workspaces of one process, and remove those of processes that have ended."""
+"""Keep a folder of the host for the workspaces of this process, and remove those of processes that have ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lease:
         return self.folder.with_name(self.folder.name + _LOCK_SUFFIX)
 
     def take(self) -> int:
-        """Make the folder, remove those of ended processes, and return their number. Raises ToolError."""
+        """Make the folder, remove the folders of ended processes, and return their number. Raises ToolError."""
         try:
             self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
             own = self._base.lstat()
@@ -69,13 +69,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def is_held(lock_file: Path) -> bool:
-    """Return whether a running process holds a lock file; a missing one is held by none."""
+    """Return whether a running process holds a lock file; a missing file is not held."""
     try:
         lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # Too many open files, for example, tell nothing about its owner.
+        return True  # An error such as too many open files does not show whether a process holds it.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

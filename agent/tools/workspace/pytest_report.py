@@ -1,7 +1,7 @@
 """Pytest plugin that records which hidden tests passed; it runs with the tests and imports nothing of Treadle.
 
-It takes the number that its report needs, and everything that the tests were started with, out of sight before any
-file of the workspace is imported. Programs that tests start know neither.
+Before any file of the workspace is imported, it deletes the file with the secret number of its report and removes the
+variables with which the tests were started from the environment. So programs that tests start get neither.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _recorder() -> Any:
 
 
 def _configure() -> Any:
-    # Now, because pytest imports conftest files before it is configured.
+    # Take the number now, because pytest imports conftest files before it calls this hook.
     recorder = _recorder()
 
     def pytest_configure(config: Any) -> None:

@@ -99,7 +99,7 @@ class SandboxedWorkspaces:
         return self._lease.folder / "bin"
 
     def _write_programs(self) -> None:
-        """Write a program for each package that may be one, such as `pytest`: their own name the host's Python."""
+        """Write a program for each package, such as `pytest`: the packages' own programs name the host's Python."""
         self._programs.mkdir()
         for name in self._settings.packages:
             path = self._programs / name
@@ -156,7 +156,7 @@ class SandboxedWorkspace:
     def __init__(
         self, owner: SandboxedWorkspaces, folder: WritableFolder, size_bytes: int, *, is_view: bool = False
     ) -> None:
-        """Use a folder; a view leaves it to another to delete it."""
+        """Use a folder; with `is_view`, closing the workspace does not delete the folder."""
         self._owner = owner
         self._folder = folder
         self._size_bytes = size_bytes
@@ -191,7 +191,7 @@ class SandboxedWorkspace:
             raise error
 
     async def fresh(self) -> SandboxedWorkspace:
-        """Return the same folder with twice its size: each command has a sandbox of its own anyway."""
+        """Return a view of the same folder with twice the size limit; each command has a sandbox of its own anyway."""
         return SandboxedWorkspace(self._owner, self._folder, 2 * self._size_bytes, is_view=True)
 
     async def close(self) -> None:

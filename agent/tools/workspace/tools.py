@@ -25,7 +25,7 @@ _MISSING, _FOLDER, _TOO_LARGE = 70, 71, 72
 """Exit codes of the commands that tools for files run."""
 
 Run = Callable[[str, bytes], Awaitable[CommandResult]]
-"""Runs a command with this standard input."""
+"""Function that runs a command with a standard input."""
 Answer = tuple[OutcomeStatus, str]
 
 
@@ -112,7 +112,7 @@ async def _read(arguments: Mapping[str, Any], run: Run) -> Answer:
     path, first, last = arguments["path"], arguments.get("start_line", 1), arguments.get("end_line")
     if last is not None and last < first:
         return "invalid", f"invalid arguments: end_line {last} is before start_line {first}"
-    # Not even cat reads more than can be shown, unless it is asked for lines far behind.
+    # The whole file is read with `cat`, a part of it with `sed`.
     read = "cat" if (first, last) == (1, None) else f"sed -n '{first},{last or '$'}p'"
     result = await run(f"{_guard(path)} {read} < {_quoted(path)}", b"")
     if result.ending == "exited" and result.exit_code == 0:
@@ -183,7 +183,7 @@ _TOOLS: Mapping[str, Callable[[Mapping[str, Any], Run], Awaitable[Answer]]] = {
 
 
 def _quoted(path: str) -> str:
-    """Return a path for the shell; one that begins with `-` is no option."""
+    """Return a path quoted for the shell, so that a path that begins with `-` is not read as an option."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path or ".")
 
 
@@ -193,7 +193,7 @@ def _guard(path: str) -> str:
 
 
 def _failed(result: CommandResult, path: str) -> Answer:
-    """Return the answer for a command of a tool for files that failed."""
+    """Return the answer for a failed command of a file tool."""
     if result.ending != "exited":
         return _killed(result)
     known = {
