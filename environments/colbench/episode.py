@@ -24,7 +24,7 @@ from treadle.environments.colbench.settings import ColbenchSettings
 from treadle.environments.colbench.task import ProgramTask
 
 NOTICE = f"\n\n[One message is left. It must be the final answer: {FINAL} and then the code.]"
-"""What follows the last reply, so that the agent does not end with a question."""
+"""Text appended to the person's last reply, so that the agent does not end with a question."""
 _ENDED_BY_ENGINE = ("filtered", "context_full", "budget")
 
 

@@ -34,7 +34,7 @@ class Cause(Generic[F]):
 
 @dataclass(frozen=True, slots=True)
 class ProblemTable(Generic[F]):
-    """Problems in the order in which they are told, and likely causes, the most specific first."""
+    """Problems in the order in which they are reported, and likely causes, the most specific first."""
 
     problems: tuple[Problem[F], ...]
     causes: tuple[Cause[F], ...]

@@ -53,7 +53,7 @@ def unreadable_output_warnings(
 
 
 def in_environment(sentences: Iterable[str], name: str, *, is_mixture: bool) -> list[str]:
-    """Return sentences about rollouts in an environment, which say its name in a mixture."""
+    """Return sentences about rollouts in an environment; in a mixture each begins with the environment's name."""
     return [f"Environment {name}: {sentence}" if is_mixture else sentence for sentence in sentences]
 
 

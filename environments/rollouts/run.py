@@ -93,7 +93,7 @@ class RolloutsRun(JobStage[RolloutJob]):
         self._context.progress.advance(1, **self._statuses)
 
     def _summary(self, job: RolloutJob) -> dict[str, Any]:
-        """Return what is kept of the units of a rollout that has ended."""
+        """Return the tokens of the models that the episode asked, for the journal record of its rollout."""
         asked = asked_tokens(self._journal, self._settings, job.key)
         return {"asked": asked} if asked else {}
 
@@ -106,5 +106,5 @@ class RolloutsRun(JobStage[RolloutJob]):
         return unique_jobs(self._jobs_of_rows())
 
     def _jobs_of_rows(self) -> Iterator[RolloutJob]:
-        """Yield the job of each row; rows of questions that ask the same have the same job."""
+        """Yield the job of each row; rows of questions with the same content have the same job."""
         return rollout_jobs(self._settings, self._context.inputs)

@@ -61,7 +61,7 @@ class ToolTotals:
             counts.update({key: calls[key] for key in _COUNTS})
 
     def ranked(self) -> list[str]:
-        """Return all names; most calls that ran first, since a name that no tool has never runs."""
+        """Return all names, those with most executed calls first: a call of an unknown tool is never executed."""
         totals = self._totals
         return sorted(totals, key=lambda name: (-totals[name]["executed"], -totals[name]["requested"], name))
 

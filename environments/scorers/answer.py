@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from treadle.core.answers.math_equal import Checker
 
 F1 = "f1"
-"""Part that qa compares with its threshold."""
+"""Name of the part of a score that the scorer `qa` compares with its threshold."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTools:
-    """What comparisons of answers share in a run.
+    """Resources that all comparisons of answers in a run share.
 
     Attributes:
         checker: Computer algebra; None if the run does not use it.
@@ -58,7 +58,7 @@ class AnswerScorer(Scorer):
         raise NotImplementedError(f"{type(self).__name__} needs a method rule(prediction, answers, choices, tools)")
 
     def f1_legacy(self, prediction: str, answers: Sequence[str]) -> float:
-        """Return token F1 as published for ET-Agent."""
+        """Return token F1 as the program published for ET-Agent computes it."""
         from treadle.core.answers.legacy import legacy_match_text
 
         return legacy_match_text(prediction, answers).f1

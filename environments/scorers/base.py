@@ -14,7 +14,7 @@ from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 
 STATUS = "status"
-"""Scorer of a rollout that is wrong because of how it ended."""
+"""Name of the scorer in the score of a rollout that is wrong because of how it ended."""
 
 Stores = Callable[[str], KeyedStore]
 """Function that returns a store of the run by its name."""
@@ -27,13 +27,13 @@ class Scorer(Entry):
 
     Attributes:
         PARTS: Names of the parts that a `Score` may have, with one line on each: `title: explanation`.
-        READS: What decides. `answer`: a rollout that did not end with an answer is wrong. `outcome`: what the tools
-            reported about the episode. `rollout`: all of it.
+        READS: What a score depends on. `answer`: the answer; a rollout that did not end with one is wrong. `outcome`:
+        what the tools reported about the episode. `rollout`: the whole rollout.
         SCALE: Values of a score: 0 or 1, from 0 to 1, or any number, which reports call a reward.
         NEEDS_ANSWERS: Whether tasks must have gold answers.
         PAYLOAD: Fields of the payload that tasks must have.
-        JUDGED_AS: Item of `scores.judges.domains` by which judges are asked about answers it does not accept; empty
-            if they never are.
+        JUDGED_AS: Item of `scores.judges.domains` that lets judges decide about answers that the scorer does not
+        accept; empty if judges are never asked.
         TIME_LIMIT_S: Most seconds for one rollout; after that it has no verdict. None: no limit.
     """
 
@@ -67,7 +67,7 @@ class Scorer(Entry):
         """Raise ConfigError for settings that cannot score; `where` is the key that names the scorer."""
 
     def use_stores(self, store: Stores) -> None:
-        """Take stores that outlive the process, such as a run's; called before `open`, unless there are none."""
+        """Use stores that outlive the process, such as those of a run; called before `open` if such stores exist."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

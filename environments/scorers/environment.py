@@ -41,7 +41,7 @@ class EnvironmentScorer(Scorer):
         return scorer
 
     async def score(self, task: Task, rollout: StoredRollout) -> Score:
-        """See `outcome_score`. Raises what the environment's code raises."""
+        """See `outcome_score`. Raises any error of the environment's code."""
         settings = self._environment
         if settings is None:
             raise ConfigError("the scorer environment is for environments that score their own tasks")

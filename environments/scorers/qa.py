@@ -30,7 +30,7 @@ class QaScorer(AnswerScorer):
 
     @staticmethod
     def tokens(text: str) -> list[str]:
-        """Split an answer into what F1 counts."""
+        """Split an answer into the tokens that F1 counts."""
         return words(text)
 
     def rule(self, prediction: str, answers: Sequence[str], choices: Sequence[str], tools: AnswerTools) -> Score:

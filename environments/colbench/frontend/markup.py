@@ -13,9 +13,9 @@ from typing import Any
 from treadle.agent.tools.workspace.files import BadTask
 
 PAGE, TARGET = "page", "target"
-"""Tools in the ledger: a page of the agent, and the target page. Their notes name the pictures."""
+"""Tools in call records of a page of the agent, and of the target page. The records' notes name the pictures."""
 MAX_PAGE_CHARS = 1_000_000
-"""Longest page."""
+"""Longest target page in characters."""
 PICTURES = "https://picsum.photos/id/48"
 """Source of all pictures: its address ends with `/width/height`."""
 _USUAL_SIZE = ("640", "480")
@@ -82,7 +82,7 @@ def _closed(text: str, name: str) -> str | None:
 
 
 def target_page(payload: Mapping[str, Any]) -> str:
-    """Return the target page, from the field `page` of a payload; raise BadTask, quoting nothing."""
+    """Return the target page, from the field `page` of a payload; raise BadTask, which quotes nothing of it."""
     page = payload.get("page")
     if not isinstance(page, str) or not page.strip():
         raise BadTask("page is no text")

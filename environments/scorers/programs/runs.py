@@ -27,7 +27,7 @@ _STALL_S = 5.0
 
 _PACKAGE = "treadle.environments.scorers.programs"
 _SENT_ALONG = ("values", "bare_programs")
-"""Modules that the harness imports."""
+"""Modules that the harness imports, and that are sent along with it."""
 _DEFINE_MODULES = """
 import sys, types
 for name, text in {!r}.items():
@@ -38,7 +38,7 @@ for name, text in {!r}.items():
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a call returned.
+    """Result of one call of a program's function.
 
     Attributes:
         value: The value; see `treadle.environments.scorers.programs.values.encoded`. None without one.
@@ -59,7 +59,7 @@ async def run_calls(
     legacy: bool,
     packages: Sequence[str],
 ) -> list[CallResult]:
-    """Make the calls on a program in one sandbox, each within `limit_s` seconds. Raises SandboxError.
+    """Define a program in a sandbox and make the calls there, each within `limit_s` seconds. Raises SandboxError.
 
     With the name of a function, the program that defines it is searched for in `code`, which may have prose around it.
     """
