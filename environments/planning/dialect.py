@@ -158,8 +158,8 @@ class PlanningDialect(TagDialect):
     def read(self, text: str, number: int, ended: TurnEnd, *, is_empty: bool = False) -> ModelTurn:
         """See `Dialect`. A turn that ends with an answer has no calls.
 
-        A turn without tags has the calls of its plan if the plan is run as a whole. Calls keep the labels of their tasks
-        and the placeholders in their texts, since their plan may be in an earlier turn.
+        A turn without tags has the calls of its plan if the plan is run as a whole. Calls keep the labels of their
+        tasks and the placeholders in their texts, since their plan may be in an earlier turn.
         """
         calls: tuple[Call, ...] = ()
         if not text.rstrip().endswith(self.by_name[self.answer].closing):
@@ -198,7 +198,7 @@ class PlanningDialect(TagDialect):
         return found
 
     def planned(self, turn: ModelTurn, plan: Plan | None, done: Collection[str] = ()) -> tuple[PlannedCall, ...]:
-        """Return the calls of a turn with their tasks; `plan` is the latest plan, `done` its tasks that have results."""
+        """Return the calls of a turn with their tasks; `plan` is the latest plan, `done` its tasks with results."""
         own = self.run_plan(turn.text)
         if own is not None and not find_tags(turn.text, self.tools):
             return plan_calls(own, turn.number, self.plan_tools, self._parameters)

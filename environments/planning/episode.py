@@ -54,8 +54,8 @@ class PlanningEpisode:
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Run the calls of the turn, report the problems of a plan, or end the rollout.
 
-        Calls of the last turn are not run: the rollout ends with `max_turns`. In the dialects `web` and `all`, the third
-        candidate answer ends the rollout, and repeated steps are not run.
+        Calls of the last turn are not run: the rollout ends with `max_turns`. In the dialects `web` and `all`, the
+        third candidate answer ends the rollout, and repeated steps are not run.
         """
         if self._guard is not None:
             self._guard.read(turn)

@@ -63,7 +63,7 @@ class QuestionEpisode:
         await self._calls.replay(turn, observation, context)
 
     async def outcome(self) -> Outcome | None:
-        """Return what tools with state can tell; an answer is scored from the stored rollout."""
+        """Return the outcome that tools with state report; an answer is scored from the stored rollout."""
         return await self._calls.outcome()
 
     async def close(self) -> None:

@@ -20,12 +20,12 @@ from treadle.web.types import Unfetchable
 from treadle.web.urls import checked_url
 
 PICTURE = Wanted("a picture", MEDIA_TYPES | {"image/jpg", "image/x-ms-bmp"}, "image/*", IDENTITY)
-"""What is fetched; its first bytes decide of which type it is."""
+"""Kind of content to fetch, with the media types to accept; a picture's own first bytes decide on its type."""
 MAX_PATH_CHARS = 4096
 
 
 class NoPicture(ValueError):
-    """Picture that cannot be had; the message is for the model, and names nothing outside the folder."""
+    """A picture that cannot be read; the message is for the model, and names nothing outside the folder."""
 
 
 @dataclass(frozen=True, slots=True)

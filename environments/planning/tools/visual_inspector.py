@@ -93,7 +93,7 @@ def parse_call(text: str) -> InspectorCall:
 
 @cache
 def inspector_prompt() -> tuple[str, ...]:
-    """Return the texts behind every request, for digests."""
+    """Return the fixed texts of all requests, for digests."""
     system = files(__package__).joinpath("visual_inspector_system.txt").read_text(encoding="utf-8").rstrip("\n")
     return system, _NO_QUESTION, _ABOUT
 
@@ -135,7 +135,7 @@ class VisualInspector:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Close it."""
+        """Close the HTTP session."""
         await self._fetcher.close()
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:

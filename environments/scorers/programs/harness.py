@@ -131,7 +131,7 @@ class Limit:
     """Time limit of one call, extended while its process has used less CPU time than the limit."""
 
     def __init__(self, task: dict[str, Any], process: int, used_s: float = 0.0) -> None:
-        """Start a call in a process whose CPU clock shows `used_s`; `task["stall_s"]` limits all extensions together."""
+        """Start a call in a process whose CPU clock shows `used_s`; `task["stall_s"]` limits the sum of extensions."""
         self._task = task
         self._process = process
         self._used_s = used_s
