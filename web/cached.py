@@ -202,7 +202,7 @@ class CachedWeb:
         return found if isinstance(found, SearchEntry) and found.hits else None
 
     async def page(self, url: str, *, deadline: float) -> tuple[PageEntry, bool]:
-        """Return the entry of the page at a URL, in the normal form of `urls.checked_url`, with the text or the failure.
+        """Return the entry, with text or failure, of the page at a URL in the normal form of `urls.checked_url`.
 
         The second value says whether it was cached or recorded already.
 

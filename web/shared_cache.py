@@ -69,7 +69,7 @@ class SharedCache:
     async def get(
         self, kind: EntryKind, key: str, *, num_results: int = 0, max_age_s: float | None = None
     ) -> bytes | None:
-        """Return the entry with at least this many requested results, unless it is older; None without one.
+        """Return the entry if it was requested with at least `num_results` results and is not too old, else None.
 
         Raises StorageError.
         """
@@ -91,7 +91,7 @@ class SharedCache:
         self._connection = sqlite3.connect(
             self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
-        # Readers and a writer of other processes do not wait for each other. An entry may be lost with the machine.
+        # Readers and a writer of other processes do not wait for each other. A crash of the machine may lose an entry.
         for statement in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", _CREATE, _CREATE_INDEX):
             self._connection.execute(statement)
 

@@ -257,7 +257,7 @@ class QuestionSettings(EnvironmentSettings):
         return limits.max_calls + additional if limits is not None and limits.enabled and limits.max_calls else 0
 
     def entry_limit(self, entry: str, additional: int = 0) -> int | None:
-        """Return the most executed calls of each tool of an entry of `tools`, or of a shipped tool; None for no limit."""
+        """Return the most executed calls of each tool of an entry of `tools`, or of a shipped tool; None: no limit."""
         own = self.tools.get(entry)
         if own is None:
             return self.call_limit(entry, additional)

@@ -97,7 +97,10 @@ def legacy_count_tag(output: str, tag: str) -> int:
 
 
 def legacy_efficiency(samples: Sequence[LegacySample]) -> float:
-    """Return the mean of P / T (P without calls). P of math is the judge's verdict even without a judge, hence 0."""
+    """Return the mean of correctness divided by the number of tool tags, or of correctness alone without tags.
+
+    Correctness is F1, or for math the judge's verdict, which is 0 without a judge.
+    """
     return mean_of(
         [
             _judged_or_f1(sample) / sample.tool_counts if sample.tool_counts else _judged_or_f1(sample)
@@ -111,7 +114,7 @@ def _judged_or_f1(sample: LegacySample) -> float:
 
 
 def legacy_productivity(correctness: float, mean_calls: float) -> float:
-    """Return `tool_productivity`, 100 · A · T / (T + 0.1): more calls raise it, and without calls it is 0."""
+    """Return `tool_productivity`: 100 · `correctness` · `mean_calls` / (`mean_calls` + 0.1), which rises with calls."""
     return 100 * correctness * mean_calls / (mean_calls + PRODUCTIVITY_SIGMA) if mean_calls else 0.0
 
 
@@ -141,12 +144,12 @@ def legacy_overall(samples: Sequence[LegacySample], *, judged: bool) -> dict[str
 
 
 def legacy_conciseness(votes: Sequence[tuple[int, int]]) -> float:
-    """Return the share of (yes, no) samples without more yes than no. A tie or a missing vote counts as concise."""
+    """Return the share of concise samples, from (yes, no) votes for redundancy; ties and missing votes are concise."""
     return mean_of([yes <= no for yes, no in votes])
 
 
 def legacy_results(output: str) -> list[str]:
-    """Return the contents of the closed results."""
+    """Return the contents of the `<result>` blocks of an output that are closed."""
     return [block.removeprefix("<result>").removesuffix("</result>") for block in _RESULT.findall(output)]
 
 
@@ -159,7 +162,10 @@ def legacy_failed_results(results: Sequence[str]) -> int:
 
 
 def legacy_successful_execution(samples: Sequence[tuple[float, Sequence[str]]]) -> tuple[float, float | None]:
-    """Return the mean of P / max(Wrong, 1) and the share of results that did not fail, from (P, results) per sample."""
+    """Return the mean of correctness / max(number of failed results, 1), and the share of results that did not fail.
+
+    `samples` has (correctness, results) of each sample.
+    """
     failed = [legacy_failed_results(results) for _, results in samples]
     terms = [score / max(wrong, 1) for (score, _), wrong in zip(samples, failed, strict=True)]
     calls = sum(len(results) for _, results in samples)
@@ -167,7 +173,7 @@ def legacy_successful_execution(samples: Sequence[tuple[float, Sequence[str]]]) 
 
 
 def legacy_execution_score(sample: LegacySample, dataset: str) -> float:
-    """Return P for successful execution and reasoning length, chosen by the name of the data set."""
+    """Return the correctness used for successful execution and reasoning length: F1 or verdict, by data set name."""
     return sample.f1 if any(name in dataset.lower() for name in F1_DATASETS) else sample.llm_equal
 
 

@@ -51,7 +51,7 @@ class _Group:
     samples: list[LegacySample] = field(default_factory=list)
     executions: list[tuple[float, list[str]]] = field(default_factory=list)
     lengths: list[float | None] = field(default_factory=list)
-    """P / L of each sample; None if L is unknown."""
+    """Correctness divided by the number of reasoning tokens, of each sample; None if that number is unknown."""
     votes: list[tuple[int, int]] = field(default_factory=list)
     is_judged: bool = False
 
@@ -116,7 +116,7 @@ def _figures(group: _Group) -> dict[str, float | str | None]:
 
 
 def export_report(run: Run, record: StageRecord, target: Path, *, replace: bool = False) -> dict[str, Any]:
-    """Write the figures of `report_of_run` as JSON into a file; return a summary. Raise as `write_file` does too."""
+    """Write the figures of `report_of_run` as JSON into a file; return a summary. Raises like it and `write_file`."""
     content = orjson.dumps(report_of_run(run, record), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     write_file(target, content, replace=replace)
     return {"file": str(target), "format": "et-agent", "instance": record.address, "bytes": len(content)}

@@ -89,7 +89,7 @@ class WebRecorder:
 
         def base() -> SearchEntry | None:
             found = self._in_base(key) or (self._base.loose(loose_key(query)) if self._base else None)
-            # Found by a loose key, it becomes the entry of exactly this query.
+            # An entry found by a loose key becomes the entry of exactly this query.
             return None if found is None else replace(_as(SearchEntry, found), key=key, query=query, language=language)
 
         miss = self._miss(f"search for '{_for_message(query)}' ({language})", "")

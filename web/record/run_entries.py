@@ -39,7 +39,7 @@ def recorded_in(run: Run) -> list[Path]:
 def verify_web(run: Run) -> dict[str, list[str]]:
     """Return the problems of a run's web data by location: its store, and the record that it uses.
 
-    A location without problems has an empty list; one that the run does not have is missing.
+    A location without problems has an empty list; the store is left out if it is empty.
     """
     store, problems = run.store(WEB_STORE), list[str]()
     keys = list(store.keys())
@@ -59,7 +59,7 @@ def verify_web(run: Run) -> dict[str, list[str]]:
 
 
 class RunEntries(ExitStack):
-    """Entries of a run's store and of the records that it replays or extends; these are opened on first use."""
+    """Entries of a run's store and of the records that the run replays or extends. Records are opened on first use."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()

@@ -141,7 +141,7 @@ class PictureStore:
         return digest
 
     def add_url(self, url: str, picture: Picture) -> Picture:
-        """Store the picture of a URL unless any process stored one before; return the first one. Raises StorageError."""
+        """Store the picture of a URL unless a process has stored one; return the stored one. Raises StorageError."""
         digest = self._urls.add(_url_key(url), self.add(picture).encode()).decode()
         return self.get(digest) or picture
 
