@@ -42,7 +42,7 @@ class StoredRollout:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> StoredRollout:
-        """Return the view of a trajectory."""
+        """Return a trajectory as a scorer sees it."""
         return cls(
             trajectory.status,
             trajectory.truncated,

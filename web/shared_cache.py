@@ -83,7 +83,7 @@ class SharedCache:
     async def put(
         self, kind: EntryKind, key: str, value: bytes, *, num_results: int = 0, max_age_s: float = 0.0
     ) -> None:
-        """Store an entry, unless there is a larger one that is at most `max_age_s` old. Raises StorageError."""
+        """Store an entry, unless one with more results is at most `max_age_s` seconds old. Raises StorageError."""
         await self._run(lambda: self._put(kind, key, value, num_results, max_age_s))
 
     def _open(self) -> None:

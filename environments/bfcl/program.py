@@ -36,17 +36,17 @@ _UNSAFE = "not_a_function_of_this_task()"
 
 Entry = dict[str, Any]
 Turns = Sequence[Sequence[Sequence[str]]]
-"""Calls as the package writes them: per turn of the user, per turn of the model."""
+"""Calls as texts of the package's form: a list per turn of the user, in it a list per turn of the model."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """The part of `bfcl-eval` that is used, loaded once."""
+    """Tasks and gold calls of `bfcl-eval`, loaded once."""
 
     entries: Mapping[str, Entry]
     """Tasks by id, in their order."""
     answers: Mapping[str, list[list[str]]]
-    """Gold calls by id: per turn of the user."""
+    """Id of a task -> gold calls of each turn of the user."""
 
     @classmethod
     def load(cls) -> Package:
@@ -64,7 +64,7 @@ class Package:
 
 
 class Session:
-    """Requests of one connection: the objects of at most one task."""
+    """Handler of the requests of one connection; it holds the objects of at most one task."""
 
     def __init__(self, package: Package) -> None:
         self._package = package

@@ -101,7 +101,7 @@ class BackendEpisode:
         return await person.reply(messages, turn.number, context.deadline)
 
     async def outcome(self) -> Outcome | None:
-        """Return None: the tests decide, from the stored rollout."""
+        """Return None: a scorer runs the tests later, from the stored rollout."""
         return None
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ _MARKS = {
     "code_fence": re.compile(r"```"),
     "other_template": re.compile(_OTHER_TEMPLATE),
 }
-"""Name of a mark -> pattern that finds it in the text of a model."""
+"""Mark (name of a feature of a text) -> pattern that finds it in the text of a model."""
 _OPENED = {"answer_opened": ("<answer>", "</answer>"), "open_thought": ("<think>", "</think>")}
 """Mark -> opening and closing tag; a text has the mark if its last opening tag is not closed.
 
@@ -76,7 +76,7 @@ class Facts:
     max_tokens: int | None = None
     temperature: float | None = None
     failed_tools: Mapping[str, int] = field(default_factory=dict)
-    """Tools that ran often and never without a failure -> number of their calls."""
+    """Tools that ran several times and always failed -> number of their calls."""
     common_error: str = ""
     """Result text that at least three quarters of the failed calls have, on one line; empty if they differ or were not
     read."""

@@ -25,5 +25,5 @@ def diagnoses_of(record: StageRecord, run: Run) -> list[Diagnosis]:
 
 
 def all_diagnoses(records: Iterable[StageRecord], run: Run) -> list[Diagnosis]:
-    """Return the problems of all records that are not results of an earlier iteration, in their order."""
+    """Return the problems of all records that are not reused from an earlier iteration, in the order of the records."""
     return [one for record in own_results(records) for one in diagnoses_of(record, run)]

@@ -1,4 +1,4 @@
-"""Hold the problems of scores and their likely causes, each with the condition under which it is named."""
+"""Hold the problems of scores and their likely causes, each with the condition under which it is reported."""
 
 from __future__ import annotations
 
@@ -159,4 +159,4 @@ _CAUSES: tuple[Cause[ScoreFacts], ...] = (
 )
 
 SCORE_PROBLEMS = ProblemTable(_PROBLEMS, _CAUSES)
-"""Problems of scores."""
+"""Problems of scores, and their likely causes."""

@@ -58,7 +58,7 @@ class Assignment:
 
     @classmethod
     def referenced(cls, seed: int, text: str, reference: Sequence[str]) -> Assignment:
-        """Return another task on the book of a seed, whose solution is the calls in the turns of a reference."""
+        """Return a task that was made by exploring the book of a seed; the turns of `reference` have its solution."""
         calls = [call for turn in reference for call in calls_in(turn)]
         answers = [arguments.get("answer") for name, arguments in calls if name == SUBMIT]
         return cls(seed, text, answers[-1] if answers else None, calls)

@@ -39,7 +39,7 @@ from treadle.environments.tools.calls import CallLimits, EpisodeCalls, outcome_o
 DUPLICATE = "duplicate"
 """Note of a refused call that was made before."""
 BLOCKED = "blocked by "
-"""Begin of the note of a refused call whose inputs failed; the ids of the failed calls follow."""
+"""Beginning of the note of a refused call whose inputs failed; the ids of the failed calls follow."""
 DUPLICATE_NOTICE = (
     "This was asked for before, and the result is above. Ask for something else, or put together what is known."
 )
@@ -50,11 +50,11 @@ class PlannedCalls(EpisodeCalls):
     """Calls of one episode of a planning agent.
 
     Attributes:
-        scheduling: What the calls of a turn wait for.
+        scheduling: Rule by which the calls of a turn wait for each other.
         max_parallel: Most calls that run at once; None for no limit.
         guarded: Tools whose calls are not repeated.
         own_entries: Entries of `environment.tools`: their tags hold JSON.
-        filler: Model that reads the values for placeholders from results; None: a value is the first sentence.
+        filler: Model that extracts values for placeholders from results; None: a value is a result's first sentence.
     """
 
     scheduling: Scheduling = "levels"
@@ -67,7 +67,7 @@ class PlannedCalls(EpisodeCalls):
     _places: Places = field(init=False)
     _planned: dict[str, PlannedCall] = field(default_factory=dict)
     _made: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Id of a call of the turn -> its text with placeholders filled, and its start in seconds from the batch's."""
+    """Id of a call of the turn -> its text with placeholders filled, and seconds from the batch's start to its own."""
     shown_from: int = 0
     """First turn whose results the model still sees; older ones may be asked for again."""
     _found: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)

@@ -59,9 +59,9 @@ def tools_of(dialect: DialectName) -> tuple[str, ...]:
 
 
 def _successors(name: DialectName, tools: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return which block may follow which; thoughts, which precede each block, and results are left out.
+    """Return kind of block -> kinds that may follow it; an empty kind means the start of the text.
 
-    A call here includes its result.
+    Thoughts and results are left out: a thought precedes each block, and a call includes its result.
     """
     tools = tuple(tools)
     if name in ("web", "all"):

@@ -42,7 +42,7 @@ class Places:
     results: dict[str, list[str]]
 
     async def values(self, plan: Plan, places: tuple[str, ...], turn: int, context: StepContext) -> Mapping[str, str]:
-        """Return the value of each task. Raises KeyError with the id of a task without a result."""
+        """Return the value of each task in `places`. Raises KeyError with the id of a task without a result."""
         found: dict[str, str] = {}
         for place in places:
             found[place] = await self._value(plan, place, turn, context)

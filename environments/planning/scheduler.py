@@ -1,6 +1,6 @@
 """Run calls that depend on each other: as soon as their inputs have ended, level by level, or all at once.
 
-The scheduler knows no tool, text or dialect. How a plan is scheduled is data: the calls that each call waits for.
+The scheduler does not depend on tools, texts or dialects: it gets only the ids that each call waits for.
 Papers: arXiv 2510.25320, section 3.
 """
 

@@ -68,7 +68,7 @@ def violations(segments: Sequence[Segment], table: TagTable) -> list[str]:
 
 
 def _unsure(before: str, kind: str, text: str) -> set[str]:
-    """Return violations of what a check or a reflection requires of the block after it; `text` is its own text."""
+    """Return violations of what a check or a reflection, whose text is `text`, requires of the block after it."""
     if before == "double_check" and kind == "answer":
         score = _SCORE.search(text)
         return set() if score is not None and int(score[1]) >= 3 else {"released_unsure"}

@@ -30,7 +30,7 @@ ET_AGENT_RL: dict[str, Any] = {
 
 
 _UNLIMITED_TURNS = 10
-"""Turns that the default of `max_turns` has for a tool without a limit."""
+"""Turns that a tool without a limit adds to the default of `max_turns`."""
 
 
 class PythonSettings(Section):
@@ -302,7 +302,7 @@ class QuestionSettings(EnvironmentSettings):
 
 
 def _search_chars(search: SearchSettings) -> float:
-    """Return the characters of a search result: the sum over local index and web, or their mean without `both`."""
+    """Return the characters of a search result: the sum over local index and web for route `both`, else the mean."""
     places = [search.top_n * search.document_chars] if search.uses_local else []
     if search.uses_web and search.web is not None:
         places.append(_web_chars(search.web))

@@ -45,7 +45,7 @@ class ReplyUnusable(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceMessage:
-    """One message of a state. `calls` are the results of native calls, by the id that each was sent with."""
+    """One message of a state. `calls` has the id and the result of each native call; the ids are those of the request."""
 
     role: str
     text: str
@@ -62,7 +62,7 @@ class ServiceState:
 
 
 def data_of(place: str, status: int, body: bytes, *, is_of_instance: bool) -> Any:
-    """Return what a successful reply holds. Raises ServiceRefused, ServiceUnavailable, InstanceLost or ReplyUnusable.
+    """Return the data of a successful reply. Raises ServiceRefused, ServiceUnavailable, InstanceLost or ReplyUnusable.
 
     `place` names the request in messages; `is_of_instance` is true if the request creates or addresses an instance.
     """

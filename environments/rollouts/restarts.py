@@ -19,7 +19,7 @@ MAX_RESTARTS = 20
 async def roll_out_again(
     roll_out: Callable[[int, CallCache], Awaitable[Trajectory]], seed: int, cache: CallCache
 ) -> Trajectory:
-    """Run a rollout; if its episode diverges from the journal, run it again with another seed and an empty cache.
+    """Run a rollout; if its episode diverges from the journal, run it with another seed and another scope of the cache.
 
     Raises ToolError if it diverges more than `MAX_RESTARTS` times.
     """

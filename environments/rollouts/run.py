@@ -1,4 +1,4 @@
-"""Make rollouts: each job of the stage `rollouts` in the environment of its task, from a journal that resumes it.
+"""Make rollouts: run each job of the stage `rollouts` in its task's environment, with a journal to resume it.
 
 A fixed number of workers pull rollouts from a stream of questions, so RAM use does not grow with the work. The journal
 caches each model answer, tool outcome and finished row. Rollouts that fail because of infrastructure are retried in

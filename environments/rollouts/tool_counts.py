@@ -10,9 +10,9 @@ from typing import Any
 from treadle.agent.contract import CallRecord, Ledger
 
 INVALID = "(invalid)"
-"""Replaces all names that no tool can have."""
+"""Name that replaces all names that no tool can have."""
 OTHERS = "(others)"
-"""Name of all tools beyond the most called ones together; no tool can have this name."""
+"""Name for the sums of all tools beyond the most called ones; no tool can have this name."""
 MAX_TOOLS = 8
 """Maximum number of tools with figures of their own."""
 _COUNTS = ("requested", "executed", "failed")

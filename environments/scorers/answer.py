@@ -54,7 +54,7 @@ class AnswerScorer(Scorer):
         return replace(score, parts={**score.parts, "f1_legacy": self.f1_legacy(prediction, answers)})
 
     def rule(self, prediction: str, answers: Sequence[str], choices: Sequence[str], tools: AnswerTools) -> Score:
-        """Return the verdict by the rule of the type."""
+        """Return the score by the rule of this type of scorer."""
         raise NotImplementedError(f"{type(self).__name__} needs a method rule(prediction, answers, choices, tools)")
 
     def f1_legacy(self, prediction: str, answers: Sequence[str]) -> float:

@@ -29,7 +29,7 @@ class Scorer(Entry):
         PARTS: Names of the parts that a `Score` may have, with one line on each: `title: explanation`.
         READS: What a score depends on. `answer`: the answer; a rollout that did not end with one is wrong. `outcome`:
         what the tools reported about the episode. `rollout`: the whole rollout.
-        SCALE: Values of a score: 0 or 1, from 0 to 1, or any number, which reports call a reward.
+        SCALE: Values of a score. `binary`: 0 or 1; `graded`: from 0 to 1; `reward`: any number.
         NEEDS_ANSWERS: Whether tasks must have gold answers.
         PAYLOAD: Fields of the payload that tasks must have.
         JUDGED_AS: Item of `scores.judges.domains` that lets judges decide about answers that the scorer does not
@@ -60,7 +60,7 @@ class Scorer(Entry):
         return ""
 
     def label(self, name: str) -> str:
-        """Return what rows and reports call it; `name` is its name in the configuration."""
+        """Return the scorer's name for rows and reports; `name` is its name in the configuration."""
         return name
 
     def check(self, where: str) -> None:

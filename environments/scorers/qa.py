@@ -14,7 +14,7 @@ from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
 from treadle.environments.scorers.base import Scale
 
 BY_F1 = "qa_f1"
-"""Rule in a score that was decided by an F1 threshold only."""
+"""Name of the rule in a score that was decided by an F1 threshold only."""
 
 
 class QaScorer(AnswerScorer):

@@ -109,7 +109,7 @@ class CollectionClock:
     """Processor time of the garbage collector: it runs during any call, and collects objects of all instances.
 
     Attributes:
-        spent_s: Time so far.
+        spent_s: Seconds so far.
     """
 
     def __init__(self) -> None:

@@ -213,7 +213,7 @@ def _state(
 
 
 def _system_and_user(messages: Sequence[Mapping[str, str]], kind: str) -> list[dict[str, Any]]:
-    """Return the two messages of the first state; several system messages are joined, and without any it is empty."""
+    """Return the two messages of the first state: the system messages joined, empty without any, and the user's."""
     system = [message["content"] for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     if len(others) != 1 or others[0]["role"] != "user":
@@ -246,7 +246,7 @@ def _one_message(turn: ModelTurn, observation: Observation, ids: Sequence[str | 
 
 
 def _listed(message: Message, turn: ModelTurn, action: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one of several messages; a result has the id that the caller gave its call."""
+    """Return a message of an observation as JSON data; a result has the id that the caller gave its call."""
     if not message.call:
         return {"role": "user", "content": message.text}
     sent = action.get("tool_calls") or ()

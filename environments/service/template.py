@@ -35,7 +35,7 @@ _POLL_S = 1.0
 
 
 def main(path: str) -> int:
-    """Serve forks until the service closes the socket."""
+    """Fork processes on requests of the service until it closes the socket."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.connect(path)
     supervisor.become_reaper()

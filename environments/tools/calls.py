@@ -37,7 +37,7 @@ from treadle.web.pages.control_tokens import without_tokens
 OnLimit = Literal["notice", "silent", "stop", "refuse"]
 
 TOOLS_UNIT = "tools"
-"""Cached unit with the tools that the model was given before its first turn."""
+"""Name of the cached unit with the tools that the model was given before its first turn."""
 EMPTY_RESULT = "(no output)"
 _NOT_RUN = "This call was not run."
 
@@ -98,7 +98,7 @@ class EpisodeCalls:
     limits: CallLimits = CallLimits(lambda entry: None)
     ledger: Ledger = field(init=False)
     recorded: Mapping[str, CallRecord] = field(default_factory=dict)
-    """Recorded calls by id that replace calls of stateless tools when a turn is acted again."""
+    """Id -> recorded call, which replaces a call of a stateless tool when a resumed episode repeats a turn."""
     _tools: dict[str, EpisodeTools] = field(default_factory=dict)
     _entries: dict[str, str] = field(default_factory=dict)
     _schemas: dict[str, ToolSchema] = field(default_factory=dict)

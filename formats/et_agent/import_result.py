@@ -1,4 +1,4 @@
-"""Count what a file to import has, and list its rejected rows."""
+"""Count the rows and trajectories of a file to import, and list its rejected rows."""
 
 from __future__ import annotations
 

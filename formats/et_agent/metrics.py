@@ -26,7 +26,7 @@ _FAILURES = ("Execution Timeout", "Tool execute failed")
 
 @dataclass(frozen=True, slots=True)
 class LegacySample:
-    """One line of the original's metrics file."""
+    """One line of the published program's file of metrics."""
 
     domain: str
     """Either "math" or "qa"."""
@@ -42,7 +42,7 @@ class LegacySample:
 
     @property
     def tool_counts(self) -> int:
-        """T: number of tool tags."""
+        """Number of pairs of tool tags in the output."""
         return self.python_calls + self.search_calls
 
 
@@ -119,7 +119,7 @@ def legacy_productivity(correctness: float, mean_calls: float) -> float:
 
 
 def legacy_overall(samples: Sequence[LegacySample], *, judged: bool) -> dict[str, float | str]:
-    """Return the aggregate under the original's names, as means over all samples, without its date."""
+    """Return means over all samples under the published program's names, without the date that it adds."""
     if judged:
         correctness = mean_of([sample.llm_equal for sample in samples])
     else:
@@ -144,7 +144,10 @@ def legacy_overall(samples: Sequence[LegacySample], *, judged: bool) -> dict[str
 
 
 def legacy_conciseness(votes: Sequence[tuple[int, int]]) -> float:
-    """Return the share of concise samples, from (yes, no) votes for redundancy; ties and missing votes are concise."""
+    """Return the share of samples with at most as many yes as no votes; yes means that a call was wasted.
+
+    Each item has the numbers of yes and no votes. A tie or a missing vote counts as concise.
+    """
     return mean_of([yes <= no for yes, no in votes])
 
 

@@ -59,7 +59,7 @@ class _Group:
 def legacy_report(
     scores: Iterable[Row], rollouts: Iterable[Row], questions: Iterable[Row]
 ) -> dict[str, dict[str, dict[str, float | str | None]]]:
-    """Map model -> data set -> figures under the original's names, without its date.
+    """Map model -> data set -> figures under the published program's names, without the date that it adds.
 
     `has_judge` of a score row tells whether judges decide about answers that the rule does not accept. If so,
     `llm_equal` is 1 if the answer was scored as correct, by rule or judge, or if it equals the first gold answer;
@@ -123,7 +123,7 @@ def export_report(run: Run, record: StageRecord, target: Path, *, replace: bool 
 
 
 def report_of_run(run: Run, record: StageRecord) -> dict[str, Any]:
-    """Return the figures from the scores that a report read; raise RunError if these were made again since."""
+    """Return the figures from the scores that a report read; raise RunError if the scores were replaced since."""
     scores = report_tables(record)
     makers = [_maker(run, ref) for ref, _ in scores]
     rollouts = [ref.artifact for maker in makers for ref in maker.inputs["rollouts"]]

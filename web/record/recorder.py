@@ -53,8 +53,8 @@ class WebRecorder:
     ) -> None:
         """Prepare a recorder with the run's `store` and `base`, the record at `recorded_in`.
 
-        Reads use `threads`; writes use threads of their own. Raises ArtifactError if the base is not the one in the
-        settings, and ToolError if a required one is missing.
+        Reads use `threads`; writes use threads of their own. Raises ArtifactError if the base is not the record in the
+        settings, and ToolError if a required base or store is missing.
         """
         self._replays = settings.mode == "replay"
         if self._replays and base is None:

@@ -89,7 +89,7 @@ class RunEntries(ExitStack):
         return [self.enter_context(closing(open_record(place))) for place in recorded_in(self._run)]
 
     def addresses(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the URLs of pages by key, for the first keys; a key that cannot be looked up is left out."""
+        """Return the URLs of pages by key, for the first 200 keys; a key that cannot be looked up is left out."""
         found = {}
         for key in list(dict.fromkeys(keys))[:_MOST_SHOWN]:
             try:

@@ -123,7 +123,7 @@ class FrontendEpisode:
         return await person.reply(messages, turn.number, context.deadline)
 
     async def outcome(self) -> Outcome | None:
-        """Return None: the pictures decide, from the stored rollout."""
+        """Return None: a scorer compares the stored pictures later."""
         return None
 
     async def close(self) -> None:

@@ -75,7 +75,7 @@ def find_page(text: str, *, legacy: bool = False) -> Snippet | None:
 
 
 def _closed(text: str, name: str) -> str | None:
-    """Return the first element of a name in lower case that has a closing tag, as the published program finds it."""
+    """Return the text from a name's first opening tag to its next closing tag, as the published program finds it."""
     start = text.find(f"<{name}")
     end = text.find(f"</{name}>", start + 1)
     return None if start < 0 or end < 0 else text[start : end + len(f"</{name}>")]

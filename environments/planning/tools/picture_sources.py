@@ -30,7 +30,7 @@ class NoPicture(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PictureLimits:
-    """Limits of fetches, as `treadle.web.pages.fetch.FetchLimits`."""
+    """Limits of fetches of pictures; see `treadle.web.pages.fetch.FetchLimits`."""
 
     fetch: FetchSettings
     page_timeout_s: float
@@ -54,7 +54,7 @@ def picture_url(name: str) -> str:
 async def fetch_picture(fetcher: Fetcher, url: str, *, deadline: float) -> bytes:
     """Return the bytes at a URL; `deadline` is a time of the event loop.
 
-    Raises NoPicture, and SearchUnavailable if other fetches took all places until the deadline.
+    Raises NoPicture, and SearchUnavailable if other fetches took all slots until the deadline.
     """
     try:
         return (await fetcher.fetch(url, deadline=deadline)).body

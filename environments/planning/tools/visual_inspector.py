@@ -1,4 +1,4 @@
-"""Describe pictures for planning agents, by asking a model that sees.
+"""Describe pictures for planning agents, by asking a vision model.
 
 Papers: arXiv 2508.13167 (Agent Foundation Models). The picture is stored under its digest, which the note of the call
 names.
@@ -141,7 +141,7 @@ class VisualInspector:
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """Describe a picture until `deadline`, a time of the work clock; `note` has the digest of the picture.
 
-        Raises EndpointUnavailable and DeadlineExceeded, which say nothing about the picture, and StorageError. A server
+        Raises EndpointUnavailable and DeadlineExceeded, which the picture does not cause, and StorageError. A server
         that refuses a request may not be able to read this picture: that is an outcome, and logged once.
         """
         clock = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from treadle.environments.stored_rollout import StoredRollout
 BLOCKED = (
     "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
 )  # fmt: skip
-"""Texts that keep an answer from having a program in the profile `legacy`, wherever in it they occur."""
+"""Texts with which an answer has no program in the profile `legacy`, wherever they occur in it."""
 _TAG = re.compile(r"\A\s*<answer>|</answer>\s*\Z")
 _INLINE = re.compile(r"```([^`\n]+)```")
 _FIRST_LINE = re.compile(r"(?:async\s+def|def|class|import|from)\s|@\w")

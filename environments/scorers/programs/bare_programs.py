@@ -69,7 +69,7 @@ def parsed(text: str) -> ast.Module:
 
 
 def place_of(error: SyntaxError, lines: list[str]) -> int:
-    """Return the place of the line that an error is about."""
+    """Return the index of the line that a syntax error is about."""
     # After prose such as `if you like:` the parser reports the next line, although that line is right.
     header = re.search(r"expected an indented block after .* on line (\d+)", error.msg)
     place = min(int(header[1]) if header else error.lineno or 1, len(lines)) - 1
@@ -117,7 +117,7 @@ def indent_of(line: str) -> int:
 
 
 def defines(program: ast.Module, function: str) -> bool:
-    """Return whether a program binds the name `function`; true if it is empty, or if there is an `import *`."""
+    """Return whether a program binds the name `function`; true if the name is empty, or if there is an `import *`."""
     names = names_of(program)
     return not function or function in names or "*" in names
 

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 Encoded = Sequence[Any]
-"""A list of a kind and its content; see `treadle.environments.scorers.programs.values.encoded`."""
+"""A list with the kind of a value and its content; see `treadle.environments.scorers.programs.values.encoded`."""
 _Number = int | float | complex | Decimal | Fraction
 _MAX_SHOWN_CHARS = 300
 _BRACKETS = {
@@ -165,7 +165,7 @@ def same_legacy(value: Encoded, expected: Encoded) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """Value of a type that is not decoded, equal to those with the same content."""
+    """Value of a type that is not decoded; values of the same kind with the same content are equal."""
 
     kind: str
     content: tuple[Any, ...]

@@ -33,7 +33,7 @@ LATE = "time limit exceeded"
 BLOCK_BYTES = 65536
 SET_DEATH_SIGNAL = 1
 MAX_WAIT_S = 0.1
-"""Most seconds between two readings of a late call's CPU clock, which several threads advance faster than time."""
+"""Most seconds between two readings of a late call's CPU clock: several threads advance it faster than real time."""
 MIN_WAIT_S = 0.005
 
 
@@ -138,7 +138,7 @@ class Limit:
         self._began = time.monotonic()
 
     def left_s(self) -> float:
-        """Return how long to wait for the call before asking again; 0 or less once it is too late."""
+        """Return the seconds to wait for the call until the next check; 0 or less if the call is too late."""
         left_s: float = self._task["limit_s"] - (time.monotonic() - self._began)
         if left_s > 0:
             return left_s

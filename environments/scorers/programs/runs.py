@@ -20,9 +20,9 @@ MAX_PROGRAM_CHARS = 256 * 1024
 _MAX_VALUE_CHARS = 200_000
 """Characters of all values of a program together: the sandbox keeps about 1 MiB of what it prints."""
 _SPARE_S = 5.0
-"""Time for the start of the program and its packages, apart from the calls."""
+"""Seconds for the start of the program and its packages, apart from the calls."""
 _STALL_S = 5.0
-"""Most time by which all calls of a program together may exceed their limits while they get no CPU time."""
+"""Most seconds by which all calls of a program together may exceed their limits while they get no CPU time."""
 
 
 _PACKAGE = "treadle.environments.scorers.programs"

@@ -158,7 +158,7 @@ def of_duration(value: Any) -> Written:
 
 
 def microseconds(value: Any) -> int:
-    """Return a difference of times as a whole number."""
+    """Return a difference of times as a whole number of microseconds."""
     seconds: int = value.days * 86_400 + value.seconds
     return seconds * 1_000_000 + int(value.microseconds)
 

