@@ -35,7 +35,7 @@ class Traits:
         explores: Whether episodes need only the payload of a task to open its state, and show any text as the task: an
             agent can explore the state of a task without its text, and other tasks can be made of it.
         scores_references: Whether the type scores rollouts of tasks made by exploration, by the reference in their
-        payload.
+            payload.
     """
 
     resume: Resume = "reenact"

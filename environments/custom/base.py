@@ -60,7 +60,7 @@ class Environment:
         explores: Whether `reset` needs only the payload of a task to open its state and shows `task.text` unchanged, so
             that agents can explore the state without the text, and other tasks can be made of it.
         scores_references: Whether the class scores rollouts of tasks that were made by exploration, by the reference in
-        the payload: see `treadle.api.objective_of`.
+            the payload: see `treadle.api.objective_of`.
         task: The task, with its hidden payload and answers.
         shared: What `open_shared` yields.
     """

@@ -49,7 +49,7 @@ class ServiceClient:
 
     Attributes:
         keeps_replies: Whether the service answers a repeated `request_id` with its stored reply. Other services would
-        carry out a repeated step twice, so steps are not retried there.
+            carry out a repeated step twice, so steps are not retried there.
     """
 
     def __init__(self, settings: ServiceSettings, *, sleep: Sleep = asyncio.sleep) -> None:

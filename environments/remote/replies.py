@@ -45,7 +45,7 @@ class ReplyUnusable(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceMessage:
-    """One message of a state. `calls` has the id and the result of each native call; the ids are those of the request."""
+    """One message of a state. `calls` has id and result of each native call; the ids are those of the request."""
 
     role: str
     text: str

@@ -288,7 +288,7 @@ def _assertion_tests(given: Mapping[str, Any]) -> list[ProgramTest]:
     body = _CHECK.search(code)
     if body is None:
         raise BadTask("tests.test_code has no function check(candidate)")
-    # Assertions in loops and branches of `check` are no tests of their own.
+    # Assertions in loops and branches of `check` do not count as separate tests.
     count = max(1, len(re.findall(rf"^{body[1]}assert\b", code, re.MULTILINE)))
     if count > MAX_TESTS:
         raise BadTask(f"tests.test_code has more than {MAX_TESTS} assertions")

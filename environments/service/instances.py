@@ -66,7 +66,7 @@ class StoredReplies:
         except BaseException as error:
             del self._by_id[request_id]
             future.set_exception(error if isinstance(error, ServiceError) else ServiceError("internal", "it failed"))
-            future.exception()  # often there is no repeated request that takes it
+            future.exception()  # retrieved, so that asyncio does not log it as never retrieved
             raise
         future.set_result(reply)
         stored.reply = reply

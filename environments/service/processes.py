@@ -88,7 +88,7 @@ class Worker:
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
         if self._is_asked:
-            # A child of the process may hold the other end open, and the call still waits for it.
+            # A child of the process may keep the other end open, and the pending call would wait for it forever.
             with contextlib.suppress(OSError):
                 self._channel.shutdown(socket.SHUT_RDWR)
         else:
