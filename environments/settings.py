@@ -110,7 +110,7 @@ class EnvironmentSettings(Entry):
         return self.reserve_tokens is not None or self.context.rule is not None
 
     def prompt_messages(self, task: Task) -> list[dict[str, str]] | None:
-        """Return `first_messages` with the hint of the context's manager."""
+        """Return `first_messages`, with the hint that the context's manager adds to the last one."""
         messages, hint = self.first_messages(task), self.context.prompt_hint
         if not messages or not hint:
             return messages

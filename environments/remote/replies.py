@@ -106,7 +106,7 @@ def _detail(reply: Any, body: bytes) -> str:
 
 
 def task_ids(place: str, data: Any) -> list[str]:
-    """Return the ids of a profile; numbers are written as text. Raises ReplyUnusable."""
+    """Return the task ids in the data of `get_env_profile`, numbers as text. Raises ReplyUnusable."""
     if not isinstance(data, list) or not all(isinstance(one, (str, int)) for one in data):
         raise ReplyUnusable(f"{place}: the profile is no list of ids")
     return [str(one) for one in data]

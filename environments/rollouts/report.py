@@ -13,7 +13,7 @@ from treadle.core.llm.oddities import odd_sentences
 from treadle.environments.settings import DEFAULT_TYPE
 
 ODD = "odd_"
-"""Prefix of the metrics that count odd answers by kind."""
+"""Prefix of the metrics that count odd answers of model servers by kind; see `treadle.core.llm.oddities`."""
 _FEW = 8
 """With fewer rollouts than this, all may end without an answer by chance."""
 _STATUS = "status_"
@@ -58,5 +58,5 @@ def in_environment(sentences: Iterable[str], name: str, *, is_mixture: bool) -> 
 
 
 def odd_warnings(metrics: Mapping[str, Any]) -> list[str]:
-    """Return warnings about odd answers of the server; nothing if there are none."""
+    """Return warnings about odd answers of model servers; an empty list without such answers."""
     return odd_sentences({name.removeprefix(ODD): count for name, count in metrics.items() if name.startswith(ODD)})

@@ -64,5 +64,5 @@ class AnswerScorer(Scorer):
         return legacy_match_text(prediction, answers).f1
 
     async def score(self, task: Task, rollout: StoredRollout) -> Score:
-        """Compare the rollout's answer, without computer algebra."""
+        """Compare the rollout's answer with the gold answers, without computer algebra."""
         return await asyncio.to_thread(self.compare, rollout.answer, task.answers, task.choices, AnswerTools())

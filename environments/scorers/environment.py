@@ -35,7 +35,7 @@ class EnvironmentScorer(Scorer):
         return "an environment that scores its own tasks" if traits_of(environment).has_answers else None
 
     def of(self, environment: EnvironmentSettings) -> Self:
-        """Return the scorer of an environment."""
+        """Return a copy of this scorer that uses an environment."""
         scorer = self.model_copy()
         scorer._environment = environment
         return scorer

@@ -158,7 +158,7 @@ class ErrorReply(BaseModel):
 def checked_state(value: Any, *, is_first: bool) -> dict[str, Any]:
     """Return a state that an environment made, if it fits the interface. Raises ValueError.
 
-    With `is_first` it is that of `create`, with the system message and the user's; else it has one message.
+    With `is_first` the state must have the system message and the user's, as after `create`, else one message.
     """
     state = State.model_validate(value)
     roles = [message.role for message in state.state]

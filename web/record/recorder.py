@@ -200,7 +200,7 @@ class WebRecorder:
         return entry
 
     def _is_fresh(self, entry: Entry) -> bool:
-        """Return whether an entry of the base is reused in mode `record` rather than requested again."""
+        """Return whether an entry of the base record is reused in mode `record` rather than requested again."""
         settings = self._settings
         # Imported entries are reused with any provider, since their own is unknown.
         if isinstance(entry, SearchEntry) and entry.provider not in (self._provider, IMPORTED):

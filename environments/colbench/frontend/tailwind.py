@@ -231,4 +231,4 @@ _RULES: Mapping[str, _Rule] = {
     r"opacity-(\d{1,3})": lambda text: f"opacity:{int(text) / 100:g}",
     r"leading-(\d{1,2})": lambda text: f"line-height:{int(text) / 4:g}rem",
 }
-"""Pattern of a class -> function of its groups that returns declarations, or nothing for values that it lacks."""
+"""Pattern of a class -> function of the pattern's groups that returns declarations, empty for unknown values."""

@@ -46,7 +46,7 @@ def outdented(text: str, indent: str) -> list[str]:
 
 
 def without_prose(lines: list[str]) -> ast.Module | None:
-    """Empty the lines that are prose, and return the program; None if the rest is not a program."""
+    """Blank out the lines that are prose, and return the program; None if the rest is not a program."""
     for _ in range(MAX_REMOVED):
         try:
             program = parsed("\n".join(lines))
@@ -79,7 +79,7 @@ def place_of(error: SyntaxError, lines: list[str]) -> int:
 
 
 def remove_piece(lines: list[str], place: int) -> bool:
-    """Empty the piece that a line belongs to: a line without indentation, and the indented lines after it.
+    """Blank out the piece that a line belongs to: a line without indentation, and the indented lines after it.
 
     Returns False if the piece is a function or a class, or if there is none.
     """
@@ -138,7 +138,7 @@ def names_of(program: ast.Module) -> set[str]:
 
 
 def remove_unknown(lines: list[str], program: ast.Module) -> None:
-    """Empty statements like `Done` and `Complexity: O(n)`: they do nothing but read a name that is not defined."""
+    """Blank out statements like `Done` and `Complexity: O(n)`, which only read a name that is not defined."""
     known = names_of(program) | KNOWN
     if "*" in known:
         return
