@@ -41,7 +41,7 @@ class PlanningEpisode:
         self._guard = StepGuard(self._dialect) if settings.dialect in ("web", "all") else None
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
-        """Return instructions and question as one message."""
+        """Start the tools; return instructions and question as one message."""
         settings, additional = self._settings, options.additional_calls
         self._max_turns = settings.turn_limit(additional)
         limits = CallLimits(

@@ -47,7 +47,7 @@ class FrontendEpisode:
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         """Return the system message and the person's request.
 
-        Raises ToolError for a task without a target, or whose target cannot be drawn: such an episode is void.
+        Raises ToolError for a task without a target page, or whose target page cannot be drawn.
         """
         self._task, self._options = task, options
         try:
