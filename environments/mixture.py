@@ -99,7 +99,7 @@ def summarizer_sampling_of(environments: Environments) -> Sampling | None:
 def role_models_of(environments: Environments) -> dict[str, EnvironmentRole]:
     """Return the model and sampling of each role that episodes ask.
 
-    Raises ConfigError if two environments give a role to different ones.
+    Raises ConfigError if two environments give the same role different models or sampling parameters.
     """
     roles: dict[str, EnvironmentRole] = {}
     for role in {role: None for one in environments.values() for role in one.role_models}:

@@ -1,6 +1,6 @@
-"""Read and write the part of a task's payload that turns it into another task on the same state.
+"""Read and write the objective in a task's payload, which makes it another task on the state of an original task.
 
-Its environment opens the state of the task that it was made from, and shows the text of the task itself. Documented in
+The environment opens the state of the original task and shows the text of the new one. Documented in
 docs/behaviour/exploration.md.
 """
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 OBJECTIVE = "objective"
-"""Field of the payload; tasks of files and of environments must not have it."""
+"""Field of the payload; original tasks, from files or environments, must not have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Task on the state of another one, whose payload it is added to.
+    """New task on the state of an original task, added to the original task's payload.
 
     Attributes:
-        evaluator: Name of the grader of its rollouts; empty while an agent explores.
-        reference: Actions of an agent that reached it, in their order; empty while an agent explores.
+        evaluator: Name of the grader of the new task's rollouts; empty while an agent explores.
+        reference: Actions with which an agent fulfilled it, in order; empty while an agent explores.
     """
 
     evaluator: str = ""
@@ -34,5 +34,5 @@ def objective_of(payload: Mapping[str, Any]) -> Objective | None:
 
 
 def with_objective(payload: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
-    """Return a payload with an objective in place of the one that it may have."""
+    """Return a payload with an objective, which replaces any earlier one."""
     return {**payload, OBJECTIVE: {"evaluator": objective.evaluator, "reference": list(objective.reference)}}

@@ -1,4 +1,4 @@
-"""Open the environments of a run and bind models to them: the one place for rollouts, pools and reinforcement."""
+"""Open the environments of a run and bind models to them, for rollouts, pools and reinforcement learning."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def open_runtimes(
 
 @contextlib.contextmanager
 def errors_named(name: str) -> Iterator[None]:
-    """Begin errors of opening an environment with its table: their keys are named as those of `[environment]`."""
+    """Prefix errors of opening an environment with its table: their messages name keys as those of `[environment]`."""
     try:
         yield
     except (ConfigError, ToolError, EndpointUnavailable) as error:

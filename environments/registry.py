@@ -28,7 +28,10 @@ def environment_type(settings: EnvironmentSettings) -> EnvironmentType:
 
 
 def find_type(name: str, file: Path | None = None) -> EnvironmentType:
-    """Return a type by its name; `file` is that of a class in a file. Raises ConfigError, listing what there is."""
+    """Return a type by its name; `file` has the code if the name is a class in a file.
+
+    Raises ConfigError, with a list of the known types, if there is no such type.
+    """
     return _type_of(*ENVIRONMENTS.find(name, file))
 
 
@@ -48,7 +51,7 @@ def hidden_information(settings: EnvironmentSettings, task: Task) -> str | None:
 
 
 def episode_name(settings: EnvironmentSettings, *, keeps_state: bool = False) -> str:
-    """Return what an episode of an environment is called in messages about what it cannot do.
+    """Return a description of an environment's episodes for messages about operations that they do not support.
 
     Set `keeps_state` if the state of its tools is the reason.
     """
@@ -60,7 +63,7 @@ def episode_name(settings: EnvironmentSettings, *, keeps_state: bool = False) ->
 
 
 def environment_name(settings: object) -> str:
-    """Return the type in the settings of a record or a run, by its name; no code of the type is loaded."""
+    """Return the name of the type in the settings of a record or a run, without loading the type's code."""
     environment = settings.get("environment") if isinstance(settings, Mapping) else None
     name = environment.get("type") if isinstance(environment, Mapping) else None
     return name if isinstance(name, str) else DEFAULT_TYPE
@@ -88,7 +91,7 @@ def _check_methods(environment: type[Environment], name: str) -> None:
 
 
 def _as_type(found: Any, name: str) -> EnvironmentType:
-    """Return the type that a class is, or the one made from an environment class."""
+    """Return what the registry found as a type of environment; adapt a user's environment class."""
     try:
         if isinstance(found, type) and issubclass(found, Environment):
             if found.step is Environment.step:

@@ -1,4 +1,4 @@
-"""Define the settings that every type of environment has, and what other stages may ask of them.
+"""Define the settings that every type of environment has, and their properties that stages read.
 
 The flywheel, rollouts, RL and evaluation share this section, so that a policy is evaluated in the environment it was
 trained in. All keys are semantic unless marked operational: they affect results. Rules: docs/behaviour/environments.md.
@@ -110,7 +110,7 @@ class EnvironmentSettings(Entry):
         return self.reserve_tokens is not None or self.context.rule is not None
 
     def prompt_messages(self, task: Task) -> list[dict[str, str]] | None:
-        """Return `first_messages` with the hint of the context's manager."""
+        """Return `first_messages`, with the hint that the context's manager adds to the last one."""
         messages, hint = self.first_messages(task), self.context.prompt_hint
         if not messages or not hint:
             return messages
@@ -148,7 +148,7 @@ class EnvironmentSettings(Entry):
 
     @property
     def role_names(self) -> tuple[str, ...]:
-        """Names of the roles that episodes ask."""
+        """Names of the roles whose models episodes ask."""
         return ()
 
     @property
@@ -229,11 +229,11 @@ class EnvironmentSettings(Entry):
         return 0
 
     def digest_parts(self, form: str | None) -> dict[str, Any]:
-        """Return what the digest covers besides the settings; `form` is a question format."""
+        """Return further content that the digest covers, besides the settings; `form` is a question format."""
         return {}
 
     def without_source(self) -> Self:
-        """Return the settings without what decides only where the content of the environment comes from."""
+        """Return the settings without keys that only decide from where the environment's content is loaded."""
         return self
 
     def digest(self, form: str | None = None) -> str:

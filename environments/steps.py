@@ -20,7 +20,7 @@ class ActionStep:
 
 
 def steps_of(segments: Iterable[Segment]) -> list[ActionStep]:
-    """Return the steps of a rollout without the control tokens between messages; white space around them is removed."""
+    """Return the steps of a rollout, without control tokens between messages and without outer white space."""
     steps: list[ActionStep] = []
     action: list[str] = []
     observation: list[str] = []

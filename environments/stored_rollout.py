@@ -1,4 +1,4 @@
-"""Hold what scorers may know about a finished rollout."""
+"""Define the part of a finished rollout that scorers may see."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StoredRollout:
         status: How it ended; see `treadle.agent.trajectory.STATUSES`.
         truncated: Whether it ended before its task did.
         segments: Everything after the prompt, in typed pieces.
-        calls: The ledger.
+        calls: Records of its tool calls.
         turn_rewards: Reward of each turn; empty if no turn has one.
         reward: The outcome's reward, else the sum of the turns'; None if unknown.
         outcome: Outcome of the episode, as the environment reported it.
@@ -42,7 +42,7 @@ class StoredRollout:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> StoredRollout:
-        """Return the view of a trajectory."""
+        """Return a trajectory as a scorer sees it."""
         return cls(
             trajectory.status,
             trajectory.truncated,

@@ -23,8 +23,8 @@ class Traits:
 
     Attributes:
         resume: How an interrupted episode resumes.
-        forks: Whether another episode may continue from a prefix: branching, and operators that edit.
-        forks_messages: Whether it may if the policy is asked with messages: operators that edit native calls.
+        forks: Whether a new episode may continue a prefix of a rollout, as branching and editing operators do.
+        forks_messages: Whether a new episode may do so if the policy gets messages, as operators on native calls do.
         has_answers: Whether tasks have gold answers that the rules of `scores` compare with; otherwise the environment
             rates rollouts.
         brings_tasks: Whether the type has tasks of its own.
@@ -34,7 +34,8 @@ class Traits:
         scorer: Name of the scorer of tasks that name none, if the type does not score them itself.
         explores: Whether episodes need only the payload of a task to open its state, and show any text as the task: an
             agent can explore the state of a task without its text, and other tasks can be made of it.
-        scores_references: Whether it rates rollouts of such another task, by the reference in its payload.
+        scores_references: Whether the type scores rollouts of tasks made by exploration, by the reference in their
+            payload.
     """
 
     resume: Resume = "reenact"
@@ -52,7 +53,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a type may use while it is open.
+    """Resources that an environment may use while it is open.
 
     Attributes:
         summarizer: Model that summarizes search results; None without one.
@@ -79,12 +80,12 @@ class EnvironmentRuntime(Protocol):
         ...
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
-        """Return the options of each rollout of a group, for example who gets a hint."""
+        """Return the options of each rollout of a group, for example which of them get a hint."""
         ...
 
 
 class EnvironmentType(Protocol):
-    """Entry of the registry.
+    """A type of environment, as the registry holds it.
 
     Attributes:
         name: Value of `environment.type`.

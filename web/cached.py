@@ -99,7 +99,7 @@ class CachedWeb:
 
     @property
     def searches(self) -> bool:
-        """Whether searches go to the web, or to what is kept of it in a replay."""
+        """Whether searches can be answered: by a provider, or in a replay by cache and record."""
         return self._replays or self._settings.provider is not None or self._provider is not None
 
     async def open(self) -> None:
@@ -132,7 +132,7 @@ class CachedWeb:
         return self._cache
 
     async def _opened_pages(self) -> tuple[Fetcher, PageReader]:
-        """Return fetcher and reader, whose processes a service that reads no page does without."""
+        """Return fetcher and reader; their processes start with the first page."""
         async with self._opening:
             if self._pages is None:
                 from treadle.web.pages.fetch import Fetcher
@@ -195,7 +195,7 @@ class CachedWeb:
         return list(hits)
 
     async def _recorded_search(self, query: str, language: Language) -> SearchEntry | None:
-        """Return the search of the record, in a replay only: a record holds at most 20 hits of a search."""
+        """Return the record's entry of a search; only in a replay, since a record holds at most 20 hits of a search."""
         record = self._record
         if record is None or not self._replays:
             return None
@@ -204,7 +204,7 @@ class CachedWeb:
         return found if isinstance(found, SearchEntry) and found.hits else None
 
     async def page(self, url: str, *, deadline: float) -> tuple[PageEntry, bool]:
-        """Return the page at a URL in the normal form of `urls.checked_url`, or why it cannot be read.
+        """Return the entry, with text or failure, of the page at a URL in the normal form of `urls.checked_url`.
 
         The second value says whether it was cached or recorded already.
 

@@ -40,9 +40,9 @@ class Lookups:
     async def addresses(self, host: str, port: int, time: PageTime) -> list[ResolveResult]:
         """Return at most `MAX_ADDRESSES` addresses of a host, or none if the host is an IP address.
 
-        Call it while `time` runs. Waiting for other sites' lookups does not count towards the page's timeout; waiting
-        for its own site's does, so that a site with silent name servers delays no other. Raises Unfetchable if there is
-        no address.
+        Call it while `time` runs. Waiting for lookups of other sites does not count towards the page's timeout; waiting
+        for lookups of its own site does, so that a site with silent name servers delays no other. Raises Unfetchable if
+        there is no address.
         """
         if is_address(host):
             return []

@@ -18,8 +18,8 @@ T = TypeVar("T")
 def site_of(host: str) -> str:
     """Return the registered domain of a host name, guessed from its labels; an IP address is its own site.
 
-    `a.b.example.org` -> `example.org`, `www.example.co.uk` -> `example.co.uk`. After a wrong guess, several sites share
-    their turns.
+    `a.b.example.org` -> `example.org`, `www.example.co.uk` -> `example.co.uk`. After a wrong guess, several sites count
+    as one.
     """
     host = host.rstrip(".").lower()
     labels = host.split(".")

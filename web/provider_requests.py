@@ -30,7 +30,7 @@ from treadle.web.types import (
 )
 
 NUM_RESULTS = 10
-"""Default number of requested hits. Bing counts one more."""
+"""Default number of requested hits. Bing is asked for one more."""
 _MAX_PARTS = 50_000
 """Most lists and objects in an answer. Parsing more takes 0.1 s or longer in one go and blocks all other threads."""
 
@@ -211,7 +211,7 @@ def repeats_key(hits: Iterable[WebHit], key: str) -> bool:
 
 
 def without_key(failure: Failure, data: bytes, key: str) -> Failure:
-    """Return a failure whose message contains neither the API key, in any such encoding, nor a part of it."""
+    """Return a failure whose message does not have the API key, or a part of it, as URLs, HTML or JSON encode it."""
     # Reads more of the answer than messages quote, so that no key is cut in two where the quote ends.
     texts = [data[:_READ_BYTES].decode("utf-8", "replace"), str(failure)]
     texts += [_UNICODE.sub(lambda escape: chr(int(escape[1], 16)), text).replace("\\/", "/") for text in texts]

@@ -69,7 +69,7 @@ class WebProvider:
     ) -> tuple[WebHit, ...]:
         """Return hits, best first, at most 20 or the requested number if that is larger.
 
-        There are none if several answers in a row had none.
+        Return no hits if `EMPTY_TRIES` answers in a row have no hits.
 
         `deadline` is in the event loop's clock. Raises QueryRefused if the provider refuses this query but accepts
         others, SearchUnavailable at the deadline or if errors persist, and ToolError if the provider refuses all keys,

@@ -61,7 +61,7 @@ class WebSearch:
         reader: PageReader | None = None,
         clock: Callable[[], datetime] = utc_time,
     ) -> None:
-        """Prepare a search with the run's `store`, which only a replay does without.
+        """Prepare a search with the run's `store`, which may be None in a replay only.
 
         With `summarized`, documents are returned in addition to the text. With `reads_pages`, `page` may be called even
         if searches show snippets alone. `provider`, `fetcher`, `reader` and `clock` replace the configured ones in

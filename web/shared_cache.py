@@ -69,7 +69,7 @@ class SharedCache:
     async def get(
         self, kind: EntryKind, key: str, *, num_results: int = 0, max_age_s: float | None = None
     ) -> bytes | None:
-        """Return the entry with at least this many requested results, unless it is older; None without one.
+        """Return the entry if it was requested with at least `num_results` results and is not too old, else None.
 
         Raises StorageError.
         """
@@ -83,7 +83,7 @@ class SharedCache:
     async def put(
         self, kind: EntryKind, key: str, value: bytes, *, num_results: int = 0, max_age_s: float = 0.0
     ) -> None:
-        """Store an entry, unless there is a larger one that is at most `max_age_s` old. Raises StorageError."""
+        """Store an entry, unless one with more results is at most `max_age_s` seconds old. Raises StorageError."""
         await self._run(lambda: self._put(kind, key, value, num_results, max_age_s))
 
     def _open(self) -> None:
@@ -91,7 +91,7 @@ class SharedCache:
         self._connection = sqlite3.connect(
             self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
-        # Readers and a writer of other processes do not wait for each other. An entry may be lost with the machine.
+        # Readers and a writer of other processes do not wait for each other. A crash of the machine may lose an entry.
         for statement in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", _CREATE, _CREATE_INDEX):
             self._connection.execute(statement)
 

@@ -11,7 +11,7 @@ class Slots:
     """Concurrency limit in total and per key; waiters are served first come, first served."""
 
     def __init__(self, num_total: int | None, num_per_key: int) -> None:
-        """Set the limits; `num_total` None sets none on the total."""
+        """Set the limits; `num_total` None means no limit on the total."""
         self._total = asyncio.Semaphore(num_total) if num_total is not None else None
         self._num_per_key = num_per_key
         self._by_key: dict[str, _KeySlots] = {}

@@ -42,7 +42,7 @@ class Exchange:
 
 
 exchange: ContextVar[Exchange] = ContextVar("exchange")
-"""Request in progress."""
+"""Exchange of the request in progress."""
 
 
 class MeteredSocket(socket.socket):
@@ -54,7 +54,7 @@ class MeteredSocket(socket.socket):
     exchange: Exchange
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """See `socket.recv`; returns less at once, so that others in the event loop do not wait long."""
+        """See `socket.recv`; returns at most 16 KiB at once, so that other tasks of the event loop do not wait long."""
         data = super().recv(min(size, _READ_BYTES), flags)
         self._count(len(data))
         return data

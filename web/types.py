@@ -22,7 +22,7 @@ HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPES = ("text/plain", "text/markdown", "application/json", "application/xml", "text/xml")
 PDF_TYPE = "application/pdf"
 IMPORTED = "import"
-"""Provider of searches and reader of pages that were recorded by another program."""
+"""Name of the provider of searches, and of the reader of pages, that were recorded by another program."""
 
 Language = Literal["en", "zh"]
 FailureKind = Literal[
@@ -59,7 +59,7 @@ class QueryRefused(Exception):
 
 
 class RecordMiss(ToolError):
-    """A replay needs an entry that its record does not have. It makes no requests, so the stage stops."""
+    """A replay needs an entry that its record does not have. Replays send no requests, so the stage stops."""
 
     retryable = False
 
@@ -189,7 +189,7 @@ class WebSearchResult:
         text: Text for the agent.
         documents: Documents for the summarizer: one JSON object per page, the snippets, or the imported text.
         sources: Keys of the entries that were used.
-        recorded: Whether all of them were recorded already.
+        recorded: Whether all entries were recorded already.
         refused: Whether nothing was found because the provider refuses the query.
     """
 

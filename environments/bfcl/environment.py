@@ -23,7 +23,7 @@ _FAILED = "Error during execution:"
 
 
 class Bfcl(Environment):
-    """One task: messages of the user, one after the other, each once the model has ended a turn without a call."""
+    """One task: messages of the user, each of which comes after the model has ended a turn without a call."""
 
     dialect: ClassVar[Dialect] = FunctionsDialect()
     explores: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class Bfcl(Environment):
         self._added = {int(turn): _schemas(tools) for turn, tools in begun["added"].items()}
         self._is_own = objective_of(task.payload) is None
         if not self._is_own:
-            # Another task on the same state: one message of the user.
+            # A task that was made by exploration has one message of the user.
             self._messages, self._added = [task.text], {}
         self._max_steps: int = begun["max_steps"]
         self.schemas = _schemas(begun["tools"])  # type: ignore[misc]  # a class variable that `reset` may set
@@ -68,7 +68,7 @@ class Bfcl(Environment):
         return self._messages[0]
 
     async def step(self, turn: ModelTurn) -> Observation:
-        """Run the calls of a turn; after a turn without calls that can be read, the user goes on or the task ends."""
+        """Run the calls of a turn; if the turn has no readable call, send the user's next message or end the task."""
         if turn.ended in ("context_full", "budget"):
             return Observation(status=turn.ended)
         self._num_turns += 1
@@ -111,9 +111,9 @@ class Bfcl(Environment):
         return Observation(tuple(records), said, tools=tuple(self._added.get(turn, ())))
 
     async def outcome(self) -> Outcome:
-        """Return the verdict of the package; a conversation that did not reach its end is wrong, as there.
+        """Return the verdict of the package, for which a conversation that did not reach its end is wrong.
 
-        The reward of a rollout without a turn of the model is unknown, and that of another task on the same state.
+        The reward is None if the model made no turn. A task that was made by exploration has an empty outcome.
         """
         if not self._is_own:
             return Outcome()

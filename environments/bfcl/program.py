@@ -1,8 +1,8 @@
 """Serve the multi-turn tasks of `bfcl-eval` on a Unix socket, in a process of its own per connection.
 
 Run by `worker.py` with the Python of the engine `bfcl`. The package keeps the objects of all tasks in the globals of
-one module and evaluates calls with `eval`. So each connection is a fork of a process that has only loaded the package,
-and of a model's words only names of the task's functions and values of JSON are evaluated.
+one module and evaluates calls with `eval`. So each connection gets a fork of a process that has only loaded the
+package, and from the model's output only names of the task's functions and JSON values are evaluated.
 
 Requests and replies are lines of JSON. A request with which a process used up its processor time is answered with
 `{"ended": "time"}` by the process that forked it.
@@ -30,28 +30,28 @@ from treadle.core.engines.supervisor import die_with_parent, wake_on_children
 CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
 _MEMORY_BYTES = 2 << 30
 _MODEL = "treadle"
-"""Name of the model, of which the package makes names of its objects."""
+"""Name of the model, from which the package derives the names of its global objects."""
 _UNSAFE = "not_a_function_of_this_task()"
-"""Call in place of one that is not evaluated; it fails, and changes nothing."""
+"""Call that replaces an unsafe one; its evaluation fails and changes nothing."""
 
 Entry = dict[str, Any]
 Turns = Sequence[Sequence[Sequence[str]]]
-"""Calls as the package writes them: per turn of the user, per turn of the model."""
+"""Calls as texts of the package's form: a list per turn of the user, in it a list per turn of the model."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """The part of `bfcl-eval` that is used, loaded once."""
+    """Tasks and gold calls of `bfcl-eval`, loaded once."""
 
     entries: Mapping[str, Entry]
     """Tasks by id, in their order."""
     answers: Mapping[str, list[list[str]]]
-    """Gold calls by id: per turn of the user."""
+    """Id of a task -> gold calls of each turn of the user."""
 
     @classmethod
     def load(cls) -> Package:
         """Import the package and read the tasks of all categories."""
-        # Imported here so that forks need not.
+        # Imported before any fork, so that all forks share the modules.
         import bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker
         import bfcl_eval.model_handler.utils  # noqa: F401
         from bfcl_eval.utils import load_dataset_entry, load_ground_truth_entry
@@ -64,7 +64,7 @@ class Package:
 
 
 class Session:
-    """Requests of one connection: the objects of at most one task."""
+    """Handler of the requests of one connection; it holds the objects of at most one task."""
 
     def __init__(self, package: Package) -> None:
         self._package = package
@@ -147,7 +147,7 @@ class Session:
         return found
 
     def _check(self, task: str, turns: list[list[list[str]]]) -> dict[str, Any]:
-        """Return the verdict of the package on a whole conversation, as its runner asks for it."""
+        """Return the verdict of the package on a whole conversation, in the same way as the package's runner."""
         from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
         gold = self._package.answers[task]
@@ -207,7 +207,7 @@ def serve(listener: socket.socket, package: Package, cpu_s: int) -> None:
     """Fork a process for each connection, for ever."""
     wake, parent = wake_on_children(), os.getpid()
     open_connections: dict[int, socket.socket] = {}
-    # Collections in forks would copy all pages of the tasks.
+    # Garbage collections in forks would copy the memory pages that hold the tasks.
     gc.collect()
     gc.freeze()
     while True:
@@ -247,7 +247,7 @@ def _reap(open_connections: dict[int, socket.socket]) -> None:
 
 
 def main() -> None:
-    """Load the package, then listen on the path in the first argument; the second one is the time of a request."""
+    """Load the package, then listen on the path in the first argument; the second one is `cpu_s` of `serve`."""
     package = Package.load()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(sys.argv[1])

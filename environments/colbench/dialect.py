@@ -12,7 +12,7 @@ from treadle.agent.dialects.base import ANSWER, PRIVATE, TEXT, Segment
 from treadle.agent.dialects.free import FreeDialect
 
 SHOWN = "OUTPUT:"
-"""What precedes the first of these markers is private; a second one ends what is shown."""
+"""Marker of the visible part: text before the first such marker is private, and a second one ends the part."""
 FINAL = "I WANT TO ANSWER:"
 """The text behind this marker, up to a second one, is the final answer."""
 _FENCE = "```"
@@ -63,8 +63,8 @@ class Reading:
 def read_turn(text: str, *, legacy: bool = False) -> Reading:
     """Read a turn. With `legacy`, `OUTPUT:` counts everywhere, as in the published program.
 
-    Otherwise `OUTPUT:` inside an answer is a part of it: only at the start of a line outside of fenced blocks does it
-    make what precedes it private.
+    Otherwise `OUTPUT:` behind the marker of an answer is part of the answer, unless it is at the start of a line
+    outside of fenced blocks: then it makes the text before it private.
     """
     final = text.find(FINAL)
     shown = text.find(SHOWN)

@@ -24,7 +24,7 @@ from treadle.environments.colbench.settings import ColbenchSettings
 from treadle.environments.colbench.task import ProgramTask
 
 NOTICE = f"\n\n[One message is left. It must be the final answer: {FINAL} and then the code.]"
-"""What follows the last reply, so that the agent does not end with a question."""
+"""Text appended to the person's last reply, so that the agent does not end with a question."""
 _ENDED_BY_ENGINE = ("filtered", "context_full", "budget")
 
 
@@ -101,7 +101,7 @@ class BackendEpisode:
         return await person.reply(messages, turn.number, context.deadline)
 
     async def outcome(self) -> Outcome | None:
-        """Return None: the tests decide, from the stored rollout."""
+        """Return None: a scorer runs the tests later, from the stored rollout."""
         return None
 
     async def close(self) -> None:

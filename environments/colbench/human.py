@@ -1,4 +1,4 @@
-"""Write what the model that plays the person is asked, ask it, and cut what it replies."""
+"""Write the request to the model that plays the person, send it, and cut the reply."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def human_messages(
 ) -> list[dict[str, str]]:
     """Return the request for the person's next reply.
 
-    `instructions` have the places {description}, {reference}, {transcript} and {cue}; what fills them is not read
-    again. `legacy` ends with the cue of the agent instead of the person, as the published program does.
+    `instructions` have the places {description}, {reference}, {transcript} and {cue}; such names inside inserted texts
+    stay. With `legacy` the cue is the agent's instead of the person's, as in the published program.
     """
     parts = {
         "description": description,
@@ -49,11 +49,11 @@ def human_messages(
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The person of one dialogue, whom a model plays; None without a model.
+    """The person of one dialogue, whom `model` plays.
 
     Attributes:
         task_key: Key of the task.
-        options: Those of the episode, with its seed and the cache of what was paid for.
+        options: Options of the episode, with its seed and the cache of earlier replies.
     """
 
     settings: ColbenchSettings
@@ -62,7 +62,7 @@ class Person:
     options: EpisodeOptions
 
     async def reply(self, messages: Sequence[Mapping[str, Any]], turn: int, deadline: float) -> str:
-        """Return the cut reply to a turn, from 0. In the profile `legacy`, a refused request gets `No response.`
+        """Return the cut reply to a turn, counted from 0; in the profile `legacy`, `No response.` if it is refused.
 
         Raises ConfigError without a model, and ModelError.
         """

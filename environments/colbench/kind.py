@@ -58,7 +58,7 @@ class BackendType:
         yield BackendRuntime(settings, resources.roles.get(HUMAN))
 
     def replaying(self, settings: ColbenchSettings) -> None:
-        """Return None: replies of the person are not in the ledger."""
+        """Return None: turns cannot be replayed, since replies of the person are not recorded as calls."""
 
     async def score(self, settings: ColbenchSettings, task: Task, rollout: StoredRollout) -> Outcome | None:
         """Return None: the scorer `programs` decides."""
@@ -69,5 +69,5 @@ class BackendType:
         return hidden_sentence(task.payload)
 
     def facts(self, settings: ColbenchSettings) -> dict[str, str]:
-        """Return nothing."""
+        """Return no facts."""
         return {}

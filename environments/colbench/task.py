@@ -15,11 +15,11 @@ _CALLED = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\(")
 
 @dataclass(frozen=True, slots=True)
 class ProgramTask:
-    """What is hidden from the agent.
+    """Hidden part of a task.
 
     Attributes:
         reference: Text of the reference program, in Python.
-        tests: Call expressions by name; what they have to return is what the reference returns.
+        tests: Name of a test -> call expression, which must return the same with an answer as with the reference.
     """
 
     reference: str
@@ -33,7 +33,7 @@ class ProgramTask:
             raise BadTask("reference is no text")
         if not isinstance(tests, Mapping):
             raise BadTask("tests is no object with a call for each name")
-        # In Parquet an object has the fields of all rows.
+        # In Parquet the objects of all rows have the same fields; fields that a row lacks are null.
         given = {name: call for name, call in tests.items() if call is not None}
         if not given or len(given) > MAX_TESTS:
             raise BadTask(f"tests has {len(given)} calls; 1 to {MAX_TESTS:,} are possible")

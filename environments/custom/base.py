@@ -1,4 +1,4 @@
-"""Define the base class of environments of one's own: one class, one instance per rollout.
+"""Define the base class of users' own environments: one class, one instance per rollout.
 
 See docs/guides/environments.md. All that a class needs is in `treadle.api`.
 """
@@ -59,8 +59,8 @@ class Environment:
             set in `reset`.
         explores: Whether `reset` needs only the payload of a task to open its state and shows `task.text` unchanged, so
             that agents can explore the state without the text, and other tasks can be made of it.
-        scores_references: Whether the class scores rollouts of such a task, by the reference in its payload: see
-            `treadle.api.objective_of`.
+        scores_references: Whether the class scores rollouts of tasks that were made by exploration, by the reference in
+            the payload: see `treadle.api.objective_of`.
         task: The task, with its hidden payload and answers.
         shared: What `open_shared` yields.
     """
@@ -96,14 +96,14 @@ class Environment:
         raise NotImplementedError(f"{type(self).__name__} needs a method step(turn)")
 
     async def outcome(self) -> Outcome | float | None:
-        """Return the episode's outcome if only its live state shows it; None if `score` or rewards of turns give it."""
+        """Return the outcome if it depends on the episode's live state; None to leave it to `score` or turn rewards."""
         return None
 
     async def score(self, task: Task, rollout: StoredRollout) -> Outcome | float | None:
         """Return how good a finished rollout is; called on a new instance, at any time after the rollout.
 
-        By default the reward of its outcome, else the sum of the rewards of its turns. None means unknown, never 0. It
-        cannot `ask`, and `shared` is None.
+        By default return the rollout's outcome, else the sum of its turns' rewards. None means unknown, never 0. This
+        method cannot `ask`, and `shared` is None in it.
         """
         return rollout.outcome or rollout.reward
 
@@ -112,7 +112,7 @@ class Environment:
 
     @classmethod
     def open_shared(cls, settings: Any, resources: Resources) -> AbstractAsyncContextManager[Any]:
-        """Return a context of what all episodes of a process share, as `self.shared`."""
+        """Return a context manager whose value all episodes of a process share as `self.shared`."""
         return _nothing()
 
     @classmethod
@@ -128,7 +128,7 @@ class Environment:
         return None
 
     async def ask(self, role: str, messages: Sequence[Mapping[str, str]]) -> str:
-        """Ask a model of the run; the answer is journaled, so it is not asked again when turns are acted again."""
+        """Ask a model of the run; its answer is journaled, so that a resumed episode does not ask again."""
         if self._models is None:
             raise ConfigError(
                 f"{type(self).__name__}.score cannot ask {role!r}: models are asked in episodes; ask it in `outcome`, "
@@ -151,8 +151,8 @@ class Environment:
     async def run_calls(self, turn: ModelTurn) -> list[Message]:
         """Run the calls of a turn with the tools of `environment.tools`; return a message with the result of each.
 
-        They are in the ledger with their times, and a resumed episode gets the recorded results of tools without state.
-        Calls of `schemas` are not for this method: leave them out of `turn.calls`.
+        The calls are recorded with their times; a resumed episode gets the recorded results of stateless tools. Remove
+        calls of tools in `schemas` from `turn.calls` first: this method cannot run them.
         """
         if self._calls is None or self._step is None:
             raise ConfigError(f"{type(self).__name__}.run_calls is for `step` alone")
@@ -166,7 +166,7 @@ class Environment:
         return list(observation.messages)
 
     def _take_ran(self) -> Observation:
-        """Return calls and new tools since the last time."""
+        """Return the calls and new tools of `run_calls` since this method was last called."""
         ran, self._ran = self._ran, Observation()
         return ran
 

@@ -102,7 +102,7 @@ class CustomEpisode:
         return observation if observation.calls else replace(observation, calls=_answered(turn, observation.messages))
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
-        """Act the turn again and compare; raise EpisodeDiverged for another reaction, or if the class restarts."""
+        """Restore the state after a recorded turn, in the way that `resume` names; raise EpisodeDiverged on failure."""
         if self._environment.resume == "restart":
             raise EpisodeDiverged("the state of the episode was lost")
         if self._environment.resume == "replay":
@@ -114,7 +114,7 @@ class CustomEpisode:
                 raise EpisodeDiverged("the environment reacted to a recorded turn in another way")
 
     async def outcome(self) -> Outcome | None:
-        """Return what the instance says about its state, else its tools; raise ToolError if it takes too long."""
+        """Return the outcome from the environment, else from its tools; raise ToolError if it takes too long."""
         source = f"{type(self._environment).__name__}.outcome"
         async with self._limit("outcome"):
             outcome = as_outcome(await self._environment.outcome(), source)
@@ -163,9 +163,9 @@ def _is_message(message: Mapping[str, Any]) -> bool:
 
 
 def _answered(turn: ModelTurn, messages: Sequence[Message]) -> tuple[CallRecord, ...]:
-    """Return ledger entries of the turn's calls that messages answer: by their ids, or all if no message has one.
+    """Return records of the turn's calls that messages answer: those with a message's id, or all if no message has one.
 
-    They have no times: the class runs its calls itself, and an entry must be the same when the turn is acted again.
+    The records have no times: the class runs its calls itself, and a repeated turn must give equal records.
     """
     ids = {message.call for message in messages if message.call}
     return tuple(

@@ -39,7 +39,7 @@ def is_instance_class(found: object) -> bool:
 
 
 class InstanceClassType:
-    """Type of environment made from such a class: the service holds its objects, and rollouts reach them there."""
+    """Type of environment made from such a class. Only the service can hold its objects; rollouts use the service."""
 
     def __init__(self, found: type[Any]) -> None:
         self.name = found.__name__
@@ -77,7 +77,7 @@ class InstanceClassType:
         """See `EnvironmentType`."""
 
     def host(self, settings: EnvironmentSettings) -> InstanceClassHost:
-        """Return what the service holds; see `treadle.environments.service.hosting.EnvironmentHost`."""
+        """Return the host that the service uses; see `treadle.environments.service.hosting.EnvironmentHost`."""
         assert isinstance(settings, InstanceClassSettings)
         return InstanceClassHost(self._class, settings)
 
@@ -108,11 +108,11 @@ class InstanceClassHost:
         return ClassInstance(self, self._class, task.key, instance_id)
 
     def merged(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters of a call: those of the settings, and those of the request, which win."""
+        """Return the parameters of a call: those of the settings, overridden by those of the request."""
         return {**self._settings.params, **params}
 
     async def call(self, method: Any, *arguments: Any) -> Any:
-        """Return what a method returns; it has the thread to itself."""
+        """Call a method and return its result; if it is not a coroutine function, it runs in the host's only thread."""
         if inspect.iscoroutinefunction(method):
             return await method(*arguments)
         found = await asyncio.get_running_loop().run_in_executor(self._thread, method, *arguments)
@@ -162,7 +162,7 @@ class ClassInstance:
             await self._host.call(close)
 
     def _state(self, returned: Any, method: str) -> dict[str, Any]:
-        """Return a state as JSON with all its keys. Raises TypeError for what is none."""
+        """Return a state as JSON data with all its keys. Raises TypeError if the returned value is not a state."""
         state: dict[str, Any] = found if isinstance(found := _plain(returned), dict) else {}
         messages = state.get("state")
         is_one = isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages)
@@ -172,7 +172,7 @@ class ClassInstance:
                 "`is_terminated` and `info`"
             )
         reward = state.get("reward", 0.0)
-        # JSON has no NaN: it is null by now, as is None.
+        # JSON has no NaN: `_plain` has made it null, so it is refused like None.
         if not isinstance(reward, int | float):
             raise TypeError(f"{self._class.__name__}.{method} returned a reward that is no number")
         is_over = bool(state.get("is_terminated"))
@@ -180,7 +180,7 @@ class ClassInstance:
 
 
 def _plain(value: Any) -> Any:
-    """Return what a class returned as JSON holds it; numpy's numbers and objects with `model_dump` too."""
+    """Convert a returned value to plain JSON data; it may have numpy's numbers and objects with `model_dump`."""
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
     return orjson.loads(orjson.dumps(value, default=_dumped, option=options))
 

@@ -81,7 +81,7 @@ class CustomType:
 
     @contextlib.asynccontextmanager
     async def open(self, settings: EnvironmentSettings, resources: Resources) -> AsyncIterator[CustomRuntime]:
-        """Open what the class shares, and its tools."""
+        """Open the tools, and the value that episodes of the class share."""
         async with (
             open_sources(settings.tools, ToolResources(resources.store)) as sources,
             self._environment.open_shared(settings, resources) as shared,
@@ -89,10 +89,10 @@ class CustomType:
             yield CustomRuntime(self._environment, settings, shared, resources.roles, sources)
 
     def replaying(self, settings: EnvironmentSettings) -> None:
-        """Return None: turns are acted again."""
+        """Return None: a class cannot replay turns without its live state."""
 
     def facts(self, settings: EnvironmentSettings) -> dict[str, str]:
-        """Return nothing."""
+        """Return no facts."""
         return {}
 
     async def score(self, settings: EnvironmentSettings, task: Task, rollout: StoredRollout) -> Outcome | None:

@@ -1,4 +1,4 @@
-"""Hold the problems of rollouts and their likely causes, each with the condition under which it is named."""
+"""Hold the problems of rollouts and their likely causes, each with the condition under which it is reported."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ _CAUSES: tuple[Cause[Facts], ...] = (
 )
 
 ROLLOUT_PROBLEMS = ProblemTable(_PROBLEMS, _CAUSES)
-"""Problems of rollouts."""
+"""Problems of rollouts, and their likely causes."""
 
 
 def _limit(facts: Facts) -> str:

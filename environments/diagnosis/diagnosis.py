@@ -36,9 +36,9 @@ class Diagnosis:
     """A problem that most rollouts of a model have, or those of one data set."""
 
     address: str
-    """Instance in which the problem shows: `rollouts`, or their `scores`."""
+    """Address of the stage instance with the problem: `rollouts`, or their `scores`."""
     rollouts: str
-    """Instance that made the rollouts."""
+    """Address of the stage instance that made the rollouts."""
     model: str
     dataset: str
     """Data set; empty for all of them."""

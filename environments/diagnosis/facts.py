@@ -28,13 +28,19 @@ _MARKS = {
     "code_fence": re.compile(r"```"),
     "other_template": re.compile(_OTHER_TEMPLATE),
 }
-"""Mark in the text of a model -> its pattern."""
+"""Mark (name of a feature of a text) -> pattern that finds it in the text of a model."""
 _OPENED = {"answer_opened": ("<answer>", "</answer>"), "open_thought": ("<think>", "</think>")}
-"""Mark -> tags of which the last opening one is not closed. A pattern would need quadratic time on hostile text."""
+"""Mark -> opening and closing tag; a text has the mark if its last opening tag is not closed.
+
+A regular expression would need quadratic time on hostile text.
+"""
 
 
 def marks_of(text: str) -> frozenset[str]:
-    """Return the marks in what a model wrote in one rollout; `empty` if nothing, `only_thought` if it ends with one."""
+    """Return the marks of the text that a model wrote in one rollout.
+
+    Besides the marks of `_MARKS` and `_OPENED`: `empty` for no text, `only_thought` for text that ends with a thought.
+    """
     if not text.strip():
         return frozenset({"empty"})
     marks = {"only_thought"} if text.rstrip().endswith("</think>") else set[str]()
@@ -46,7 +52,7 @@ def marks_of(text: str) -> frozenset[str]:
 class Facts:
     """Counts over a group of rollouts, and what their model was asked for.
 
-    `statuses` are of all rollouts; the other numbers leave out those that infrastructure ended.
+    `statuses` count all rollouts; the other numbers leave out rollouts that infrastructure ended.
     """
 
     statuses: Mapping[str, int]
@@ -60,9 +66,9 @@ class Facts:
     unknown_tools: Sequence[str] = ()
     """Names of tools that were called and not offered, the most frequent first."""
     num_read: int = 0
-    """Rollouts without an end whose text was read."""
+    """Rollouts whose texts were read."""
     marks: Counter[str] = field(default_factory=Counter)
-    """Mark -> number of these with it."""
+    """Mark -> number of texts that have it, among those that were read."""
     dialect: Literal["tags", "functions", ""] = ""
     """How calls and answers are written; empty if the environment has a dialect of its own."""
     is_chatml: bool = False
@@ -70,17 +76,18 @@ class Facts:
     max_tokens: int | None = None
     temperature: float | None = None
     failed_tools: Mapping[str, int] = field(default_factory=dict)
-    """Tools that ran often and never without a failure -> number of their calls."""
+    """Tools that ran several times and always failed -> number of their calls."""
     common_error: str = ""
-    """What nearly all failed calls say, on one line; empty if they differ or were not read."""
+    """Result text that at least three quarters of the failed calls have, on one line; empty if they differ or were not
+    read."""
     num_groups: int = 0
     """Questions with several rollouts."""
     num_equal_groups: int = 0
-    """Questions of these whose rollouts seem to be equal: in their counts, and in their texts as far as read."""
+    """Questions with several rollouts that seem equal: they have the same counts, and no texts read of them differ."""
 
     @property
     def num(self) -> int:
-        """Number of rollouts that the model ended."""
+        """Number of rollouts that infrastructure did not end."""
         return sum(self.statuses.values()) - self.statuses.get(FAILED, 0)
 
     @property
@@ -89,7 +96,7 @@ class Facts:
         return sum(self.statuses.get(status, 0) for status in ENDED)
 
     def mostly(self, *statuses: str) -> bool:
-        """Return whether at least half of the rollouts without an end have these statuses."""
+        """Return whether at least half of the rollouts that did not end with their task have one of these statuses."""
         open_ones = self.num - self.num_ended
         return open_ones > 0 and 2 * sum(self.statuses.get(name, 0) for name in statuses) >= open_ones
 

@@ -16,7 +16,7 @@ UNKNOWN_CAUSE = "The cause is not clear from the rows: look at one with `treadle
 
 @dataclass(frozen=True, slots=True)
 class Problem(Generic[F]):
-    """A result that is probably not the model's ability."""
+    """A pattern in results that probably does not come from the model's ability."""
 
     name: str
     holds: Callable[[F], bool]
@@ -34,7 +34,7 @@ class Cause(Generic[F]):
 
 @dataclass(frozen=True, slots=True)
 class ProblemTable(Generic[F]):
-    """Problems in the order in which they are told, and likely causes, the most specific first."""
+    """Problems in the order in which they are reported, and likely causes, the most specific first."""
 
     problems: tuple[Problem[F], ...]
     causes: tuple[Cause[F], ...]

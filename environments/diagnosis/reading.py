@@ -21,9 +21,9 @@ def diagnoses_of(record: StageRecord, run: Run) -> list[Diagnosis]:
     try:
         return [one for kind, read in _READERS.items() if kind in record.outputs for one in read(record, run)]
     except (TreadleError, KeyError):
-        return []  # Deleted tables, or those of another version: there is nothing to tell.
+        return []  # The tables were deleted, or have another version: there is nothing to report.
 
 
 def all_diagnoses(records: Iterable[StageRecord], run: Run) -> list[Diagnosis]:
-    """Return the problems of all records that are not results of an earlier iteration, in their order."""
+    """Return the problems of all records that are not reused from an earlier iteration, in the order of the records."""
     return [one for record in own_results(records) for one in diagnoses_of(record, run)]

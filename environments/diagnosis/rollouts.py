@@ -24,7 +24,7 @@ from treadle.environments.mixture import environments_of
 from treadle.environments.settings import DEFAULT_TYPE
 
 _MAX_READ = 200
-"""Rollouts of a group whose texts are read for causes."""
+"""Maximum number of rollouts of a group whose texts are read to find causes."""
 _NUM_EXAMPLES = 3
 _LIGHT = (
     "rollout_key", "question_key", "dataset", "environment", "status", "truncated", "calls_requested",
@@ -32,7 +32,7 @@ _LIGHT = (
 )  # fmt: skip
 _TEXTS = ("rollout_key", "question_key", "status", "segments", "tool_calls", "first_messages")
 _OF_CALLS = ("failed_calls", "failed_tool", "refused_calls")
-"""Problems of calls, of which rollouts without calls are no examples."""
+"""Problems of calls: rollouts without calls cannot be examples of them."""
 _RESULTS = ("result", "tool")
 """Kinds of segments with the result of a call."""
 _MARKERS = re.compile(r"</?result>")
@@ -126,7 +126,7 @@ def _asked_of(environment: Mapping[str, Any]) -> tuple[list[str], str]:
 def _diagnosis(record: StageRecord, run: Run, dataset: str, rows: pa.Table, name: str) -> Diagnosis | None:
     """Return the diagnosis of a problem, with causes and examples from the texts of rollouts that have it.
 
-    None if the texts show that it is none.
+    None if the texts show that the problem does not exist.
     """
     chosen = rows.filter(pc.invert(one_of((FAILED,))(rows["status"])))
     if name == "no_answer":
@@ -187,12 +187,12 @@ def _read(rows: Sequence[Mapping[str, Any]], counted: Facts) -> dict[str, Any]:
 
 
 def _common_error(rows: Iterable[Mapping[str, Any]], tools: Mapping[str, int]) -> str:
-    """Return what at least three quarters of the failed calls of tools say; empty if there is no such text."""
+    """Return the result text that at least three quarters of the failed calls of `tools` have; empty if they differ."""
     said = Counter[str]()
     for row in rows:
         calls, segments = orjson.loads(row["tool_calls"]), orjson.loads(row["segments"])
         results = [one["text"] for one in segments if one["kind"] in _RESULTS]
-        # Without one result per call, as in dialogues with other messages, it is not known whose result one is.
+        # If results and calls differ in number, as in dialogues with other messages, they cannot be matched.
         for call, result in zip(calls, results, strict=True) if len(calls) == len(results) else ():
             if call["tool"] in tools and call["status"] not in ("ok", "refused"):
                 said[cut_end(_MARKERS.sub(" ", result))] += 1
@@ -205,13 +205,13 @@ def _model_text(row: Mapping[str, Any]) -> str:
 
 
 def _only_reasons(row: Mapping[str, Any]) -> bool:
-    """Return whether the last that the model wrote is reasoning that the service keeps apart."""
+    """Return whether the model's last segment is reasoning that its server returned separately from the text."""
     kinds = [one["kind"] for one in orjson.loads(row["segments"]) if one["kind"] not in SYSTEM_KINDS]
     return bool(kinds) and kinds[-1] == REASONING
 
 
 def _asked(facts: Facts, rows: list[dict[str, Any]]) -> str:
-    """Return what the model was asked to write; of other environments the beginning of their first message."""
+    """Return what the model was asked to write; if the dialect is unknown, the beginning of the first message."""
     tools = ", ".join(facts.tools)
     if facts.dialect == "tags":
         calls = "".join(f", a call within <{tool}> and </{tool}>" for tool in facts.tools)

@@ -1,4 +1,4 @@
-"""Hold the problems of scores and their likely causes, each with the condition under which it is named."""
+"""Hold the problems of scores and their likely causes, each with the condition under which it is reported."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from treadle.environments.diagnosis.score_facts import JudgeCounts, ScoreFacts
 
 
 def _agreeing(facts: ScoreFacts) -> list[str]:
-    """Return the judges that say the same of every answer, apart from rejecting all, which may be right.
+    """Return the judges that accept every answer or give every answer the same grade.
 
-    They are asked only about answers that no rule accepts.
+    A judge that rejects every answer may be right: it is asked only about answers that no rule accepts.
     """
     return [judge for judge, said in facts.judges.items() if _is_constant(said)]
 
@@ -159,4 +159,4 @@ _CAUSES: tuple[Cause[ScoreFacts], ...] = (
 )
 
 SCORE_PROBLEMS = ProblemTable(_PROBLEMS, _CAUSES)
-"""Problems of scores."""
+"""Problems of scores, and their likely causes."""

@@ -14,7 +14,7 @@ _SENTENCE_WORDS = 8
 
 
 def form_marks(prediction: str, gold: Sequence[str], choices: Sequence[str]) -> frozenset[str]:
-    """Return how the form of an answer differs from that of the gold answers of its question."""
+    """Return marks of differences in form between an answer and the gold answers of its question."""
     given, golds = prediction.strip(), [one.strip() for one in gold if one.strip()]
     if not golds:
         return frozenset({"no_gold"})
@@ -38,7 +38,7 @@ class JudgeCounts:
     num_wrong: int = 0
     num_grades: int = 0
     grades: frozenset[float] = frozenset()
-    """Different grades."""
+    """Distinct grades."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,26 +51,26 @@ class ScoreFacts:
     num_answered: int = 0
     """Rollouts that ended with an answer, empty or not, and are scored by it."""
     num_empty: int = 0
-    """Rollouts of these in which no answer was found."""
+    """Rollouts that ended with an answer in which no text was found."""
     num_right: int = 0
     num_undecided: int = 0
     """Rollouts without a verdict."""
     num_judge_failed: int = 0
-    """Rollouts of these whose judges gave no readable reply."""
+    """Rollouts without a verdict because no judge gave a readable reply."""
     common_error: str = ""
     """Most frequent reason for a missing verdict, on one line."""
     answers: frozenset[str] = frozenset()
-    """Different answers that are not empty; at most two are kept."""
+    """Distinct answers that are not empty; at most two are kept."""
     num_rewards: int = 0
     rewards: frozenset[float] = frozenset()
-    """Different rewards; at most two are kept."""
+    """Distinct rewards; at most two are kept."""
     num_successes: int = 0
     """Rewards that count as right."""
     judges: Mapping[str, JudgeCounts] = field(default_factory=dict)
     num_read: int = 0
     """Answers that were compared with their gold answers."""
     marks: Counter[str] = field(default_factory=Counter)
-    """Mark of `form_marks` -> number of these with it."""
+    """Mark of `form_marks` -> number of compared answers that have it."""
 
     @property
     def num_with_answer(self) -> int:

@@ -18,7 +18,7 @@ from treadle.environments.diagnosis.score_facts import JudgeCounts, ScoreFacts, 
 from treadle.environments.diagnosis.stored import counted_columns, groups_of, questions_of
 
 _MAX_READ = 200
-"""Answers of a group that are compared with their gold answers for causes."""
+"""Maximum number of answers of a group that are compared with their gold answers to find causes."""
 _NUM_EXAMPLES = 3
 _ANSWERED = "answered"
 _COLUMNS = (
@@ -74,7 +74,7 @@ def _counts(rows: Sequence[Row], **more: Any) -> ScoreFacts:
 
 
 def _some(values: Iterator[Any]) -> frozenset[Any]:
-    """Return up to two different values: whether all are one is all that matters."""
+    """Return up to two distinct values, which is enough to see whether all values are equal."""
     found: set[Any] = set()
     for value in values:
         found.add(value)

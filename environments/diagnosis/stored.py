@@ -1,4 +1,4 @@
-"""Read what rollouts and scores have in common from their stored tables."""
+"""Read the stored tables of rollouts and scores for diagnoses."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from treadle.core.store.text_arrays import one_of
 
 
 def counted_columns(run: Run, ref: ArtifactRef, columns: Sequence[str]) -> pa.Table | None:
-    """Return columns of all rows, without hashing the files; None for a table without rows.
+    """Return some columns of all rows, without hashing the files; None for a table without rows.
 
-    Texts are read, and files hashed, only for problems that these counts show.
+    Texts are read, and files hashed, only if these columns show a problem.
     """
     tables = [table for _, table in run.rows(ref).row_groups(columns) if table.num_rows]
     return pa.concat_tables(tables) if tables else None
 
 
 def groups_of(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield all rows with an empty name; of several data sets, then those of each with its name."""
+    """Yield an empty name with all rows; if there are several data sets, then the name of each with its rows."""
     yield "", table
     names = pc.unique(table["dataset"]).to_pylist()
     for name in names if len(names) > 1 else ():
@@ -34,7 +34,7 @@ def groups_of(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 def questions_of(
     record: StageRecord, run: Run, keys: Sequence[str], columns: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
-    """Return question key -> columns of its row, for those of these questions that the record's inputs have."""
+    """Return question key -> columns of its row, for those of `keys` that the record's inputs contain."""
     found: dict[str, dict[str, Any]] = {}
     for ref in record.inputs.get("questions", ()):
         reader = run.rows(ref.artifact)

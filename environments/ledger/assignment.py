@@ -1,7 +1,7 @@
 """Make the tasks of the ledger from seeds, and measure how far a book fulfils them.
 
-A task is a text, the state that it asks for, and the calls of one solution, three to six of them with the last one,
-which hands the task in. A task that was made by exploring a book has the calls of its reference in their place.
+A task has a text, a state of the book to reach, and one solution of three to six calls, the last of which submits the
+answer. The solution of a task that was made by exploring a book is the calls of its reference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEXTS: Mapping[Kind, str] = {
     "{giver}'s account to {owner}'s, pay that order, and submit the amount in cents.",
     "cancel_small": "Cancel the two cheapest open orders of {owner}, and submit 2.",
 }
-"""Kind of task -> its text, with the holders of the accounts."""
+"""Kind of task -> template of its text, with placeholders for the holders of the accounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Assignment:
 
     Attributes:
         text: What the agent is asked to do.
-        answer: What it has to submit; None if only the book counts.
+        answer: What the agent has to submit; None if only the state of the book counts.
         solution: Calls that fulfil it, as names and arguments; those that the book refuses change nothing.
         kind: Kind of task; None for one that was made by exploring a book.
     """
@@ -58,16 +58,16 @@ class Assignment:
 
     @classmethod
     def referenced(cls, seed: int, text: str, reference: Sequence[str]) -> Assignment:
-        """Return another task on the book of a seed, whose solution is the calls in the turns of a reference."""
+        """Return a task that was made by exploring the book of a seed; the turns of `reference` have its solution."""
         calls = [call for turn in reference for call in calls_in(turn)]
         answers = [arguments.get("answer") for name, arguments in calls if name == SUBMIT]
         return cls(seed, text, answers[-1] if answers else None, calls)
 
     def score(self, book: Book, answer: object) -> float | None:
-        """Return the share of what was asked that is done, from 0 to 1; 1 only if nothing else was changed.
+        """Return the share of the task that is done, from 0 to 1; 1 only if nothing else was changed.
 
-        Each order and account that the solution changes counts, and the answer. Other changes halve the score. None if
-        the solution neither changes nor submits anything.
+        Each order and account that the solution changes counts equally, and so does the answer. Any other change halves
+        the score. None if the solution neither changes nor submits anything.
         """
         before, after = _facts(Book.make(self.seed)), _facts(self._solved())
         now = _facts(book)

@@ -74,7 +74,7 @@ class Book:
         return book
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out one call and return its result, JSON-able. Raises CallError."""
+        """Carry out one call; return its result, which JSON can represent. Raises CallError."""
         entry = CALLS.get(name)
         if entry is None:
             raise CallError(f"there is no call {name!r}; calls: {', '.join(CALLS)}")

@@ -94,7 +94,7 @@ class Ledger(Environment):
         return "\n".join(results)
 
     async def outcome(self) -> Outcome:
-        """Return the share of the task that is done; it is solved only if all is, and nothing else changed."""
+        """Return the share of the task that is done; the task is solved only if all of it is done, and nothing else."""
         score = self._score()
         return Outcome(score, None if score is None else score >= 1.0)
 
@@ -115,7 +115,7 @@ class Ledger(Environment):
 
 
 def _assignment_of(task: Task) -> Assignment:
-    """Return the task of the seed in a payload, or the other one on its book that the payload has the reference of."""
+    """Return the task of the seed in a payload, or the task on the same book that the payload's objective defines."""
     seed, objective = int(task.payload["seed"]), objective_of(task.payload)
     return Assignment.make(seed) if objective is None else Assignment.referenced(seed, task.text, objective.reference)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mcp.types import TextContent
 
 SCORE = "treadle/score"
-"""Key of the result's `_meta` that has the score of what was handed in, from 0 to 1; models are not shown it."""
+"""Key in `_meta` of the result of `submit` with the score of the task, from 0 to 1; models do not see it."""
 
 _SUBMIT = ToolSchema(
     SUBMIT,

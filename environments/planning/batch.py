@@ -71,9 +71,9 @@ def read_calls(
 ) -> tuple[Call, ...]:
     """Return the calls of a turn in the order of the text.
 
-    `parameters` holds the argument of each tag that calls a tool, `splitting` the tags whose text may be several
-    queries, `unavailable` the tags of the text that call tools which are not there: these, and tags without any query,
-    are calls with an error. Without `several`, only the first tag counts.
+    `parameters` has the name of the argument for each tag that calls a tool, `splitting` the tags whose text may be
+    several queries, `unavailable` the tags of the text that call missing tools. These, and tags without any query, give
+    calls with an error. Without `several`, only the first tag counts.
     """
     calls: list[Call] = []
     tags = sorted([*find_tags(text, list(parameters)), *unavailable], key=lambda tag: tag.start)
@@ -93,9 +93,9 @@ def read_calls(
 
 
 def end_of_batch(text: str, words: Sequence[str], others: Sequence[str] = ()) -> int:
-    """Return where the first tags that directly follow each other end, white space apart; 0 without a tag.
+    """Return the end of the first run of tags with only white space between them; 0 without a tag.
 
-    The first one is of `words`; those of `others` may follow.
+    The run begins with a tag of `words`; tags of `others` may follow.
     """
     end = 0
     for tag in find_tags(text, [*words, *others]):

@@ -39,7 +39,7 @@ from treadle.environments.tools.calls import CallLimits, EpisodeCalls, outcome_o
 DUPLICATE = "duplicate"
 """Note of a refused call that was made before."""
 BLOCKED = "blocked by "
-"""Begin of the note of a refused call whose inputs failed; the ids of the failed calls follow."""
+"""Beginning of the note of a refused call whose inputs failed; the ids of the failed calls follow."""
 DUPLICATE_NOTICE = (
     "This was asked for before, and the result is above. Ask for something else, or put together what is known."
 )
@@ -50,11 +50,11 @@ class PlannedCalls(EpisodeCalls):
     """Calls of one episode of a planning agent.
 
     Attributes:
-        scheduling: What the calls of a turn wait for.
+        scheduling: Rule by which the calls of a turn wait for each other.
         max_parallel: Most calls that run at once; None for no limit.
         guarded: Tools whose calls are not repeated.
         own_entries: Entries of `environment.tools`: their tags hold JSON.
-        filler: Model that reads values for places out of results; None takes the first sentence.
+        filler: Model that extracts values for placeholders from results; None: a value is a result's first sentence.
     """
 
     scheduling: Scheduling = "levels"
@@ -67,7 +67,7 @@ class PlannedCalls(EpisodeCalls):
     _places: Places = field(init=False)
     _planned: dict[str, PlannedCall] = field(default_factory=dict)
     _made: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Per call of the turn: its text with places filled, and when it started in seconds."""
+    """Id of a call of the turn -> its text with placeholders filled, and seconds from the batch's start to its own."""
     shown_from: int = 0
     """First turn whose results the model still sees; older ones may be asked for again."""
     _found: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class PlannedCalls(EpisodeCalls):
     async def _run_one(
         self, planned: PlannedCall, turn: ModelTurn, context: StepContext, seconds: Callable[[], float]
     ) -> ToolOutcome:
-        """Run one call, or use what is known about it: from an earlier attempt, or from an equal call before it."""
+        """Run one call; return the recorded outcome if an earlier attempt ran it, and refuse a repeated call."""
         unit = f"{call_unit(turn.number)}/{planned.call.id}"
         if (known := self._cache.get(unit)) is not None:
             (raw,) = orjson.loads(known)["calls"]
@@ -193,7 +193,7 @@ class PlannedCalls(EpisodeCalls):
         return outcome
 
     async def _filled(self, planned: PlannedCall, turn: ModelTurn, context: StepContext) -> Call:
-        """Return the call with the places of its text filled. Raises KeyError for a task without a result."""
+        """Return the call with the placeholders of its text filled. Raises KeyError for a task without a result."""
         if not planned.argument.places or self.plan is None:
             return planned.call
         values = await self._places.values(self.plan, planned.argument.places, turn.number, context)
@@ -212,7 +212,7 @@ class PlannedCalls(EpisodeCalls):
         return await tools.call(name, arguments, deadline=context.deadline, context=told)
 
     def _remember(self, record: CallRecord) -> None:
-        """Keep the result of a call that ended well: for the guard, and for places that need it."""
+        """Keep the result of a successful call, to refuse repetitions and to fill placeholders of later calls."""
         if record.status != "ok":
             return
         if record.tool in self.guarded:
@@ -229,5 +229,5 @@ def _has_failed(outcome: ToolOutcome | None) -> bool:
 
 
 def _key(tool: str, text: str) -> tuple[str, str]:
-    """Return what makes two calls equal: letter case and white space do not count."""
+    """Return a key that equal calls have in common: letter case and white space do not count."""
     return tool, " ".join(text.split()).casefold()

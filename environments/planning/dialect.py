@@ -1,7 +1,7 @@
 """Read and write turns of planning agents: thoughts, plans, several calls side by side, observations.
 
 One table per dialect. `mhqa`, `web`, `code` and `all` are the agents of arXiv 2508.13167, `gap` that of arXiv
-2510.25320, `search-r1` the minimal protocol that they compare with.
+2510.25320, `search-r1` the minimal protocol that these papers compare with.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def tools_of(dialect: DialectName) -> tuple[str, ...]:
 
 
 def _successors(name: DialectName, tools: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return which block may follow which; thoughts, which precede each block, and results are left out.
+    """Return kind of block -> kinds that may follow it; an empty kind means the start of the text.
 
-    A call here includes its result.
+    Thoughts and results are left out: a thought precedes each block, and a call includes its result.
     """
     tools = tuple(tools)
     if name in ("web", "all"):
@@ -95,7 +95,7 @@ class PlanningDialect(TagDialect):
         several: Whether a turn may have several tags with calls. Generation then stops at the marker of a result, and
             text behind the tags is dropped; otherwise it stops at the first closing marker of a call.
         runs_plans: Whether a plan in graph markup is run as a whole, without calls by tags.
-        plan_tools: Tag that each tool name in a plan calls.
+        plan_tools: Name of a tool in a plan -> tag that calls it.
         max_nodes: Largest number of tasks of a plan.
     """
 
@@ -107,7 +107,7 @@ class PlanningDialect(TagDialect):
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
-        """Strings at which generation stops: the end of an answer, and the begin of a result or the end of a call."""
+        """Strings at which generation stops: the end of an answer, and the start of a result or the end of a call."""
         calls = [self.by_name[RESULT].opening] if self.several else [self.by_name[name].closing for name in self.tools]
         return (self.by_name[self.answer].closing, *calls)
 
@@ -156,9 +156,10 @@ class PlanningDialect(TagDialect):
         return _parsed(body, tuple(self.plan_tools), self.max_nodes)
 
     def read(self, text: str, number: int, ended: TurnEnd, *, is_empty: bool = False) -> ModelTurn:
-        """See `Dialect`. A turn that ends with an answer has no calls; one without tags has those of a run plan.
+        """See `Dialect`. A turn that ends with an answer has no calls.
 
-        Queries still have the names of their tasks, and texts their places: the plan may be that of an earlier turn.
+        A turn without tags has the calls of its plan if the plan is run as a whole. Calls keep the labels of their
+        tasks and the placeholders in their texts, since their plan may be in an earlier turn.
         """
         calls: tuple[Call, ...] = ()
         if not text.rstrip().endswith(self.by_name[self.answer].closing):
@@ -180,11 +181,11 @@ class PlanningDialect(TagDialect):
 
     @cached_property
     def _away(self) -> tuple[str, ...]:
-        """Tags of tools that are not in the table."""
+        """Tags of tools of these papers that this dialect does not have."""
         return tuple(word for word in _CALL if word not in self.by_name)
 
     def _unavailable(self, text: str) -> list[TagMatch]:
-        """Return calls of tools of these papers that are not in the table; in thoughts such tags are text."""
+        """Return the tags of a text that call tools in `_away`; inside thoughts such tags are plain text."""
         if not any(f"</{word}>" in text for word in self._away):
             return []
         found = []
@@ -197,14 +198,14 @@ class PlanningDialect(TagDialect):
         return found
 
     def planned(self, turn: ModelTurn, plan: Plan | None, done: Collection[str] = ()) -> tuple[PlannedCall, ...]:
-        """Return the calls of a turn with their tasks; `plan` is the last one, and `done` its tasks with results."""
+        """Return the calls of a turn with their tasks; `plan` is the latest plan, `done` its tasks with results."""
         own = self.run_plan(turn.text)
         if own is not None and not find_tags(turn.text, self.tools):
             return plan_calls(own, turn.number, self.plan_tools, self._parameters)
         return planned_calls(turn.calls, plan, done)
 
     def run_plan(self, text: str) -> Plan | None:
-        """Return the plan of a turn if it is run as a whole."""
+        """Return the plan of a turn if it is run as a whole, else None."""
         found = self.find_plan(text) if self.runs_plans else None
         return found[0] if found is not None and found[0].is_run else None
 
@@ -240,7 +241,7 @@ class PlanningDialect(TagDialect):
 
 @lru_cache(maxsize=16)
 def _parsed(body: str, tools: tuple[str, ...], max_nodes: int) -> Plan:
-    """Read a plan; what reacts to a turn asks for the same one several times."""
+    """Read a plan; the cache helps because the same plan is read several times per turn."""
     return parse_plan(body, tools, max_nodes=max_nodes)
 
 

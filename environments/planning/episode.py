@@ -41,7 +41,7 @@ class PlanningEpisode:
         self._guard = StepGuard(self._dialect) if settings.dialect in ("web", "all") else None
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
-        """Return instructions and question as one message."""
+        """Start the tools; return instructions and question as one message."""
         settings, additional = self._settings, options.additional_calls
         self._max_turns = settings.turn_limit(additional)
         limits = CallLimits(
@@ -52,10 +52,10 @@ class PlanningEpisode:
         return InitialState([{"role": "user", "content": text}])
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
-        """Run the calls of the turn, name what is wrong with a plan, or end the rollout.
+        """Run the calls of the turn, report the problems of a plan, or end the rollout.
 
-        Calls of the last turn are not run: the rollout ends with `max_turns`. Agents with candidate answers end with
-        the third one, and steps that they repeat are not run.
+        Calls of the last turn are not run: the rollout ends with `max_turns`. In the dialects `web` and `all`, the
+        third candidate answer ends the rollout, and repeated steps are not run.
         """
         if self._guard is not None:
             self._guard.read(turn)
@@ -87,7 +87,7 @@ class PlanningEpisode:
         return observation
 
     def _plan_notice(self, turn: ModelTurn) -> Message | None:
-        """Return what is wrong with the plan of a turn that has nothing else; None for other turns."""
+        """Return a message with the problems of the turn's plan; None if it has no invalid plan or was cut off."""
         if turn.is_empty or turn.ended not in ("stop", "end_of_turn"):
             return None
         found = self._dialect.find_plan(turn.text)
@@ -115,9 +115,9 @@ class PlanningEpisode:
         self._turns_of_messages += [turn.number] * len(observation.messages)
 
     async def outcome(self) -> Outcome | None:
-        """Return the figures of the rollout as parts, and what tools with state can tell.
+        """Return the outcome that tools report, with the figures of the rollout added to its parts.
 
-        An answer is scored from the stored rollout.
+        The answer is scored later, from the stored rollout.
         """
         calls = [
             {"id": record.id, "turn": record.turn, "status": record.status, "note": record.note}

@@ -24,11 +24,11 @@ class Batch:
 
     Attributes:
         turn: Number of the turn, from 0.
-        plan: The plan that holds for them; None without one.
-        num_plans: Plans that the model wrote until then; batches with the same number have the same plan.
+        plan: Latest plan when the calls were made; None without one.
+        num_plans: Plans that the model had written by then; batches with the same number have the same plan.
         calls: The calls with their tasks.
         stored: Their entries in the column `tool_calls`, in the same order.
-        depends_on: What each call waits for; see `call_dependencies`.
+        depends_on: Id of a call or task -> those that it waits for; see `call_dependencies`.
     """
 
     turn: int
@@ -49,17 +49,17 @@ class PlanFigures:
     """Figures of one trajectory.
 
     Attributes:
-        num_steps: Turns with calls that ran, which follow each other.
-        mean_width: Calls that ran per such turn; 0 without any.
-        max_width: The most calls of one turn.
+        num_steps: Turns with calls that ran.
+        mean_width: Mean number of calls that ran in such a turn; 0 without such turns.
+        max_width: Most calls that ran in one turn.
         num_duplicates: Calls that were refused because they had been made before.
         num_blocked: Calls that were not run because what they need failed.
         num_plans: Plans that the model wrote.
         num_bad_plans: Plans that cannot be followed.
-        num_tasks: Tasks of the plans that can.
-        num_levels: Levels of the plans that can, summed.
-        num_early_calls: Calls that were made before a task was done that theirs depends on.
-        num_tasks_not_run: Tasks with a call of their own, or without dependencies, that no call answers.
+        num_tasks: Tasks of the plans that can be followed, summed.
+        num_levels: Levels of the plans that can be followed, summed.
+        num_early_calls: Calls that were made before a task was done on which their own task depends.
+        num_tasks_not_run: Tasks that name a tool or have no dependencies, and for which no call was made.
         num_calls_outside: Calls that belong to no task of the plan.
         faults: Codes of `treadle.environments.planning.violations` for the order of blocks.
     """
@@ -119,7 +119,7 @@ class CallTimes:
 
     @property
     def speed_up(self) -> float | None:
-        """Time of the calls one after the other by that of the batches; None without calls."""
+        """`sequential_s` divided by `batch_s`; None without calls."""
         return self.sequential_s / self.batch_s if self.batch_s else None
 
 
@@ -130,11 +130,11 @@ class _Plans:
     current: Plan | None = None
     found: list[Plan] = field(default_factory=list)
     done: dict[int, dict[str, int]] = field(default_factory=dict)
-    """Per plan, by its place: the turn of the first call of each task."""
+    """Number of a plan from 1, or 0 before the first one -> task -> turn of the task's first call."""
 
 
 def turn_texts(segments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the model's texts between what the system wrote."""
+    """Yield each text that the model wrote without interruption by the system."""
     text = ""
     for segment in segments:
         if segment["kind"] in SYSTEM_KINDS:
@@ -253,7 +253,7 @@ def call_times(found: Sequence[Batch], times: Sequence[Mapping[str, Any]]) -> Ca
 
 
 def longest_chain(depends_on: Mapping[str, Sequence[str]], seconds: Mapping[str, float]) -> float:
-    """Return the longest sum of seconds along dependencies; what has no seconds takes none."""
+    """Return the longest sum of seconds along dependencies; items without seconds count as 0."""
     ends: dict[str, float] = {}
 
     def end(id: str) -> float:

@@ -1,4 +1,4 @@
-"""Hold a plan as a graph of tasks: which depend on which, what is wrong with it, and its levels.
+"""Hold a plan as a graph of tasks: their dependencies and levels, and the problems of the plan.
 
 Papers: arXiv 2510.25320, section 3 (graph-based planning).
 """
@@ -34,9 +34,9 @@ class PlanProblem:
     """Something that is wrong with a plan.
 
     Attributes:
-        code: What it is.
+        code: Kind of problem.
         text: One sentence that names the tasks.
-        ids: Ids of the tasks, in the order of the plan; those on the cycle for `cycle`.
+        ids: Ids of the tasks that have it; for `cycle` the tasks on the cycle, in the order of their dependencies.
     """
 
     code: PlanFault
@@ -46,21 +46,18 @@ class PlanProblem:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Argument of a call with places for the results of other tasks.
+    """Argument of a call with placeholders for the results of other tasks.
 
     Attributes:
-        literals: Text around the places; one more than there are places.
-        places: Ids of the tasks whose results fill the places, in order.
+        literals: Texts around the placeholders; one more than there are placeholders.
+        places: Id of the task whose result fills each placeholder, in order.
     """
 
     literals: tuple[str, ...]
     places: tuple[str, ...] = ()
 
     def filled(self, results: Mapping[str, str]) -> str:
-        """Return the text with the results in their places.
-
-        The places are those of the plan: braces inside a result stay text.
-        """
+        """Return the text with results in place of the placeholders. Braces inside a result stay text."""
         parts = [self.literals[0]]
         for place, literal in zip(self.places, self.literals[1:], strict=True):
             parts += [results[place], literal]
@@ -146,7 +143,7 @@ def checked_plan(
     max_nodes: int = MAX_NODES,
     problems: Iterable[PlanProblem] = (),
 ) -> Plan:
-    """Return a plan with all problems of its tasks after those that its text already has.
+    """Return a plan of these tasks; its problems are `problems`, which its text has, and then those of the tasks.
 
     `tools` are the names that calls may have. Takes linear time in tasks and dependencies, apart from placeholders.
     """
@@ -257,7 +254,7 @@ _PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.-]*)\}")
 
 
 def parse_template(text: str) -> Template:
-    """Read a text with places such as `{a}`; `{{` and `}}` are escaped braces, and any other brace is literal."""
+    """Read a text with placeholders such as `{a}`; `{{` and `}}` are escaped braces, and other braces are literal."""
     if "{" not in text and "}" not in text:
         return Template((text,))
     literals, places = [""], []

@@ -20,16 +20,16 @@ NOTICES = {
     MONOTONOUS: "Too many steps of this kind follow each other, so this one is not run. Do something of another kind.",
 }
 MAX_EQUAL_STEPS = 5
-"""Steps of one kind in a row of which the last is not run."""
+"""Number of steps of the same kind in a row at which the last one is not run."""
 MAX_CANDIDATES = 3
-"""Candidate answers of which the last is taken as the answer."""
+"""Number of candidate answers at which the last one is taken as the answer."""
 
 _THINK = "think"
 
 
 @dataclass(slots=True)
 class StepGuard:
-    """Guard over the steps of one rollout: a step is what a turn has after its reasoning."""
+    """Guard over the steps of one rollout: a step is the part of a turn after its last thought."""
 
     dialect: PlanningDialect
     num_candidates: int = 0
@@ -38,7 +38,7 @@ class StepGuard:
     _texts: list[tuple[int, str]] = field(default_factory=list)
 
     def fault(self, turn: ModelTurn, shown_from: int = 0) -> str | None:
-        """Return the note for the calls of a step that is not to be run; None for other steps.
+        """Return the note for the calls of a step that must not be run; None for other steps.
 
         Steps before the turn `shown_from`, which the model no longer sees, may be written again.
         """
@@ -49,7 +49,7 @@ class StepGuard:
         return MONOTONOUS if len(row) >= MAX_EQUAL_STEPS and len(set(row[-MAX_EQUAL_STEPS:])) == 1 else None
 
     def read(self, turn: ModelTurn) -> None:
-        """Count the candidates of a turn; before its calls run, since the time may run out in them."""
+        """Count the candidates of a turn. To be called before its calls run, since the time limit may pass in them."""
         self.num_candidates += self._candidates(turn)
         self.has_answer = self.has_answer or self.dialect.has_answer(turn)
 
@@ -58,7 +58,7 @@ class StepGuard:
         return self.num_candidates >= MAX_CANDIDATES and self._candidates(turn) > 0
 
     def keep(self, turn: ModelTurn, observation: Observation) -> None:
-        """Remember the steps of a turn; one whose calls all failed may be written again."""
+        """Remember the steps of a turn; a step whose calls all failed may be written again."""
         kinds, text = self._step(turn)
         self._kinds.extend(kinds)
         failed = [call.status in FAILED_STATUSES for call in observation.calls]
@@ -66,7 +66,7 @@ class StepGuard:
             self._texts.append((turn.number, text))
 
     def parts(self) -> dict[str, float]:
-        """Return how many candidates there were, and whether one is taken as the answer that was not given."""
+        """Return the number of candidates, and 1 if a candidate is taken as the answer for lack of another, else 0."""
         taken = self.num_candidates > 0 and not self.has_answer
         return {"candidates": float(self.num_candidates), BY_CANDIDATE: float(taken)}
 
@@ -75,9 +75,9 @@ class StepGuard:
         return sum(piece.kind == CANDIDATE and bool(candidate_of(piece.text)) for piece in pieces)
 
     def _step(self, turn: ModelTurn) -> tuple[list[str], str]:
-        """Return the kinds of the steps of a turn, calls side by side as one, and the text after its last thought."""
+        """Return the kinds of a turn's steps, equal kinds in a row as one, and the text after the last thought."""
         pieces = self.dialect.segments(turn.text)
         after = max((place for place, piece in enumerate(pieces) if piece.kind == _THINK), default=-1) + 1
         kinds = [piece.kind for piece in pieces if piece.kind not in (_THINK, TEXT, FRAME, RESULT)]
-        kinds += [call.tool for call in turn.calls if call.tool not in kinds]  # tools that are not there
+        kinds += [call.tool for call in turn.calls if call.tool not in kinds]  # calls of missing tools
         return [kind for kind, _ in groupby(kinds)], "".join(piece.text for piece in pieces[after:]).strip()

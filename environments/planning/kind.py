@@ -46,7 +46,7 @@ class PlanningType:
             yield runtime
 
     def replaying(self, settings: PlanningSettings) -> PlanningRuntime | None:
-        """Return None: calls of plans depend on results."""
+        """Return None: turns cannot be replayed without tools, since calls may depend on the results of other calls."""
         return None
 
     async def score(self, settings: PlanningSettings, task: Task, rollout: StoredRollout) -> Outcome | None:

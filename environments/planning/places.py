@@ -1,4 +1,4 @@
-"""Fill the places of a call with short values of the results that it needs."""
+"""Find the values that fill the placeholders of a call, from the results of the tasks that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treadle.agent.role import RoleModel
 from treadle.environments.planning.graph import Plan
 
 FILLER = "filler"
-"""Role of the model that reads a short value out of a result."""
+"""Role of the model that extracts a short value from a result."""
 _MAX_RESULT_CHARS = 6_000
 _MAX_VALUE_CHARS = 200
 _DOCUMENT = re.compile(r"Doc \d+ \(Title: (?:[^()]|\([^()]*\))*\)\n")
@@ -29,11 +29,11 @@ Result:
 
 @dataclass(slots=True)
 class Places:
-    """Values of the tasks of the plan that is run.
+    """Values of the tasks of the current plan, which fill placeholders.
 
     Attributes:
-        model: Model that reads values out of results; None takes the first sentence of the first document.
-        results: Texts of the results of each task.
+        model: Model that extracts values from results; None: a value is the first sentence of the first document.
+        results: Id of a task -> texts of its results.
     """
 
     model: RoleModel | None
@@ -42,7 +42,7 @@ class Places:
     results: dict[str, list[str]]
 
     async def values(self, plan: Plan, places: tuple[str, ...], turn: int, context: StepContext) -> Mapping[str, str]:
-        """Return the value of each task. Raises KeyError with the id of a task without a result."""
+        """Return the value of each task in `places`. Raises KeyError with the id of a task without a result."""
         found: dict[str, str] = {}
         for place in places:
             found[place] = await self._value(plan, place, turn, context)

@@ -42,7 +42,7 @@ _KEYWORD = re.compile(r"[A-Za-z_]\w*\s*=\s*")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t"}
 
-# What may repeat never gives back, so that a line is read once.
+# Possessive quantifiers do not backtrack, so that a line is matched in linear time.
 _HEADER = re.compile(
     r"[ \t]*+(?:[-*•#]++[ \t]*+|\d++[.)][ \t]++)?[*_`]*+(?:task[ \t]*+[-#]?|t)[ \t]*+(\d{1,9})[*_`]*+[ \t]*+[:.)]"
     r"[*_`]*+[ \t]*+(.*)",
@@ -90,7 +90,7 @@ def _ids(text: str) -> tuple[str, ...]:
 
 
 def _listed_nodes(text: str, max_nodes: int) -> tuple[list[PlanNode], list[PlanProblem]]:
-    """Read a list of tasks. Lines before the first header and other lines of a task belong to no id."""
+    """Read a list of tasks. Lines before the first header are ignored; further lines of a task are its description."""
     found: list[tuple[str, list[str], dict[str, None]]] = []
     for line in text.splitlines():
         if header := _HEADER.fullmatch(line):

@@ -1,4 +1,4 @@
-"""Relate the calls of a turn to the plan: their tasks, the calls that they wait for, and their places.
+"""Relate the calls of a turn to the plan: their tasks, the calls that they wait for, and their placeholders.
 
 A query belongs to the task that it names, as in `T2: query`; without a name to the task whose words it shares most.
 Only names and graph markup make a call wait: a guess never delays one.
@@ -28,9 +28,9 @@ class PlannedCall:
     """One call of a turn.
 
     Attributes:
-        call: The call without the name of its task, places not filled.
+        call: The call, without the label of its task and with placeholders not filled.
         task: Id of its task in the plan; empty for a call without one.
-        argument: The text of the call, with places for the results of tasks.
+        argument: The text of the call, with placeholders for the results of tasks.
         is_named: Whether the model named the task, or the call is one of the plan itself.
     """
 
@@ -45,7 +45,7 @@ def plan_calls(
 ) -> tuple[PlannedCall, ...]:
     """Return the calls of a plan in graph markup that is run as a whole, in the order of its tasks.
 
-    `tags` holds the tag that each tool name of the plan calls, `parameters` the argument of each tag.
+    `tags` maps names of tools in the plan to the tags that call them, `parameters` each tag to its argument's name.
     """
     found = []
     for place, node in enumerate(plan.nodes):
@@ -80,7 +80,7 @@ def planned_calls(calls: Sequence[Call], plan: Plan | None, done: Collection[str
 
 
 def _places_of(query: str, task: str, plan: Plan) -> Template:
-    """Return the query with places for results of tasks that its own depends on; other braces stay text."""
+    """Return the query with placeholders for results of tasks that its own task depends on; other braces stay text."""
     template = parse_template(query)
     ancestors = plan.ancestors()[task]
     return template if template.places and ancestors.issuperset(template.places) else Template((query,))
@@ -106,10 +106,10 @@ def _words(text: str) -> set[str]:
 
 
 def call_dependencies(calls: Sequence[PlannedCall], plan: Plan | None) -> dict[str, tuple[str, ...]]:
-    """Return what has to end in a turn, and per id what it waits for: calls by their ids, tasks without one as `=T3`.
+    """Return id -> ids that it waits for, for the calls of a turn, and for tasks without a call as `=T3`.
 
-    A task without a call in this turn ends at once, and passes on what it waits for. A call whose task is a guess waits
-    for nothing.
+    A task without a call in this turn ends as soon as all that it waits for has ended. A call whose task is a guess
+    waits for nothing.
     """
     named = [one for one in calls if one.is_named] if plan is not None and plan.is_valid else []
     found: dict[str, tuple[str, ...]] = {one.call.id: () for one in calls}

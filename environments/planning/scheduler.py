@@ -1,6 +1,6 @@
-"""Run calls that depend on each other: as soon as their inputs are there, level by level, or all at once.
+"""Run calls that depend on each other: as soon as their inputs have ended, level by level, or all at once.
 
-The scheduler knows no tool, text or dialect. How a plan is scheduled is data: the calls that each call waits for.
+The scheduler does not depend on tools, texts or dialects: it gets only the ids that each call waits for.
 Papers: arXiv 2510.25320, section 3.
 """
 
@@ -35,8 +35,8 @@ class ScheduledResult(Generic[T_Result]):
 def waits_for(depends_on: Mapping[str, Sequence[str]], scheduling: Scheduling) -> dict[str, frozenset[str]]:
     """Return the ids that each call waits for.
 
-    `depends_on` holds, per id, the ids of this mapping that it needs, without cycles. The mapping may list them in any
-    order.
+    `depends_on` maps each id to the ids that it needs, which are keys of the mapping, too, in any order. There must be
+    no cycles.
     """
     if scheduling == "tags":
         return dict.fromkeys(depends_on, frozenset())
@@ -68,9 +68,9 @@ async def run_scheduled(
     """Run calls, at most `max_parallel` at a time, and return their results in the order of `depends_on`.
 
     `run` gets an id and the results so far. A call that depends on a failed one is not run; with `tags` nothing depends
-    on anything. Calls that may not start yet wait in their order. If `run` raises, the calls that do not depend on this
-    one still end, so that what they cost is not lost; then the first error is raised. If the scheduler itself is
-    cancelled, so are all calls.
+    on anything. Calls that may not start yet wait in their order. If `run` raises, the calls that do not depend on the
+    failed one still run to their end, so that their results are not lost; then the first error is raised. If the
+    scheduler itself is cancelled, so are all calls.
     """
     needed = dict.fromkeys(depends_on, ()) if scheduling == "tags" else depends_on
     schedule = _Schedule(needed, waits_for(depends_on, scheduling), has_failed)
@@ -109,12 +109,12 @@ class _Schedule(Generic[T_Result]):
         self._waiting = {id: set(others) for id, others in waits.items()}
         self._has_failed = has_failed
         self._failed: dict[str, tuple[str, ...]] = {}
-        """What blocks the calls that need a call: the call itself, or what blocked it."""
+        """Id of a failed or blocked call -> ids of the failed calls that block the calls that need it."""
         self._pending: set[str] = set()
         """Calls that raised, and those that need one of them: they have no result."""
 
     def startable(self, num_free: int | None) -> list[str]:
-        """Return the next calls to start, in order, and pass over those that cannot run."""
+        """Return the ids of the next calls to start, in order, at most `num_free`; give up those that cannot run."""
         while passed := [id for id, others in self._waiting.items() if not others and self._is_passed(id)]:
             for id in passed:
                 self._release(id)

@@ -1,4 +1,4 @@
-"""Check the order of the blocks of a planning agent, as data: for filters, metrics and rewards; nothing is enforced."""
+"""Report violations of a planning agent's block order, for filters, metrics and rewards; nothing is enforced."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def violations(segments: Sequence[Segment], table: TagTable) -> list[str]:
 
 
 def _unsure(before: str, kind: str, text: str) -> set[str]:
-    """Return violations of what a check or a reflection demands of the block after it; `text` is that of the former."""
+    """Return violations of what a check or a reflection, whose text is `text`, requires of the block after it."""
     if before == "double_check" and kind == "answer":
         score = _SCORE.search(text)
         return set() if score is not None and int(score[1]) >= 3 else {"released_unsure"}

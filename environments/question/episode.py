@@ -34,7 +34,7 @@ class QuestionEpisode:
         )
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
-        """Load the calls of a prefix; return the system message (if any), the question, and the tools."""
+        """Count the calls of a continued prefix; return the system message (if any), the question, and the tools."""
         settings, additional = self._settings, options.additional_calls
         limits = CallLimits(
             lambda entry: settings.entry_limit(entry, additional), settings.total_limit(additional), settings.on_limit
@@ -63,7 +63,7 @@ class QuestionEpisode:
         await self._calls.replay(turn, observation, context)
 
     async def outcome(self) -> Outcome | None:
-        """Return what tools with state can tell; an answer is scored from the stored rollout."""
+        """Return the outcome that tools with state report; an answer is scored from the stored rollout."""
         return await self._calls.outcome()
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ ET_AGENT_RL: dict[str, Any] = {
 
 
 _UNLIMITED_TURNS = 10
-"""Turns that the default of `max_turns` has for a tool without a limit."""
+"""Turns that a tool without a limit adds to the default of `max_turns`."""
 
 
 class PythonSettings(Section):
@@ -257,7 +257,7 @@ class QuestionSettings(EnvironmentSettings):
         return limits.max_calls + additional if limits is not None and limits.enabled and limits.max_calls else 0
 
     def entry_limit(self, entry: str, additional: int = 0) -> int | None:
-        """Return the most executed calls of each tool of an entry of `tools`, or of a shipped tool; None if any."""
+        """Return the most executed calls of each tool of an entry of `tools`, or of a shipped tool; None: no limit."""
         own = self.tools.get(entry)
         if own is None:
             return self.call_limit(entry, additional)
@@ -277,7 +277,7 @@ class QuestionSettings(EnvironmentSettings):
         return sum(limits) + 4
 
     def digest_parts(self, form: str | None) -> dict[str, Any]:
-        """Return the prompt, and what summaries and the web depend on.
+        """Return the prompt, and texts and versions that summaries and web results depend on.
 
         If the system prompt adds nothing for a format, its digest equals that for no format.
         """
@@ -302,7 +302,7 @@ class QuestionSettings(EnvironmentSettings):
 
 
 def _search_chars(search: SearchSettings) -> float:
-    """Return the characters of a search result: the sum over both places, or the mean if each question uses one."""
+    """Return the characters of a search result: the sum over local index and web for route `both`, else the mean."""
     places = [search.top_n * search.document_chars] if search.uses_local else []
     if search.uses_web and search.web is not None:
         places.append(_web_chars(search.web))

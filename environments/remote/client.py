@@ -1,4 +1,4 @@
-"""Call an environment service; repeat only what cannot be acted twice."""
+"""Call an environment service; retry only requests that the service will not carry out twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_PAUSE_S = 15.0
 _MAX_ASKED_PAUSE_S = 60.0
 """Longest pause that a service may ask for."""
 _RELEASE_S = 15.0
-"""Time for the end of an instance, which the service ends by itself, too, if it is idle for long."""
+"""Seconds that a release may take; if it fails, the service ends the instance when it has been idle for long."""
 
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -44,12 +44,12 @@ Sleep = Callable[[float], Awaitable[object]]
 class ServiceClient:
     """Connections to one service, shared by all episodes of a process.
 
-    Calls raise ServiceRefused, ServiceUnavailable, InstanceLost and ReplyUnusable. Their time is that of
-    infrastructure, so they hold the work clock.
+    Calls raise ServiceRefused, ServiceUnavailable, InstanceLost and ReplyUnusable. They stop the work clock: their time
+    does not count towards the time limit of a rollout.
 
     Attributes:
-        keeps_replies: Whether the service answers a repeated `request_id` with its stored reply. Others would act a
-            repeated step twice, so their steps are not repeated.
+        keeps_replies: Whether the service answers a repeated `request_id` with its stored reply. Other services would
+            carry out a repeated step twice, so steps are not retried there.
     """
 
     def __init__(self, settings: ServiceSettings, *, sleep: Sleep = asyncio.sleep) -> None:
@@ -63,7 +63,7 @@ class ServiceClient:
         self.keeps_replies = False
 
     async def __aenter__(self) -> ServiceClient:
-        """Connect. Raises ConfigError for a missing key, and as calls do."""
+        """Connect. Raises ConfigError for a missing key, and the errors of calls."""
         if self._settings.api_key_env is not None:
             self._headers["Authorization"] = f"Bearer {key_of(self._settings.api_key_env, 'environment.url')}"
         self._http = HttpClient(_CONNECT_TIMEOUT_S, _MAX_REPLY_BYTES)
@@ -85,7 +85,7 @@ class ServiceClient:
         return task_ids(self._place(_PROFILE), data)
 
     async def create(self, task_id: str, instance_id: str, params: Mapping[str, Any]) -> ServiceState:
-        """Make an instance; repeated, it replaces the one whose reply was lost."""
+        """Create an instance; a retry replaces the instance of the request whose reply was lost."""
         body = {
             "task_id": task_id,
             "instance_id": instance_id,
@@ -95,7 +95,7 @@ class ServiceClient:
         return state_of(self._place("/create"), await self._call("/create", body), is_first=True)
 
     async def step(self, instance_id: str, request_id: str, message: Mapping[str, Any]) -> ServiceState:
-        """Act; the service is not to act again on a `request_id` that it knows."""
+        """Send the model's message; return the next state. A service that keeps replies acts once per `request_id`."""
         body = {
             "instance_id": instance_id,
             "request_id": request_id,
@@ -112,7 +112,7 @@ class ServiceClient:
         return score_of(self._place("/evaluate"), data, sparse=self._settings.sparse)
 
     async def release(self, instance_id: str) -> None:
-        """End an instance; an unknown one is ended already."""
+        """End an instance; one that the service no longer has is no error."""
         async with asyncio.timeout(_RELEASE_S):
             await self._call("/release", {"instance_id": instance_id})
 
@@ -120,7 +120,7 @@ class ServiceClient:
         return f"environment service, {self._base}{path}"
 
     async def _schema(self) -> bytes:
-        """Return the description of the interface, which shows what the service knows; empty if it has none."""
+        """Return the service's OpenAPI schema, which shows whether it takes a `request_id`; empty if it has none."""
         reply = await self._repeated("/openapi.json", None, repeats=True)
         return reply[1] if reply[0] == 200 else b""
 
@@ -131,7 +131,10 @@ class ServiceClient:
         return data_of(self._place(path), status, data, is_of_instance=path != _PROFILE)
 
     async def _repeated(self, path: str, body: bytes | None, *, repeats: bool) -> tuple[int, bytes]:
-        """Send a request until it is answered; what the service refused to begin is sent again in any case."""
+        """Send a request, with retries, until it is answered; return status and body.
+
+        Without `repeats`, retry only if the service did not begin to act: no connection, or status 429.
+        """
         failures, pause_s, place = 0, _FIRST_PAUSE_S, self._place(path)
         while True:
             asked_s, may_repeat = 0.0, repeats

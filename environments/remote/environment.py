@@ -26,7 +26,7 @@ from treadle.environments.types import Resources
 _log = logging.getLogger(__name__)
 
 _UNFIT_FOR_IDS = re.compile(r"[^\w.:-]", re.ASCII)
-"""Characters that services may not take in ids, or name folders by."""
+"""Characters that services may refuse in ids, or that do not suit names of folders."""
 _SOLVED = 1.0
 """Least score of a solved task."""
 
@@ -34,8 +34,9 @@ _SOLVED = 1.0
 class ServiceEnvironment(Environment):
     """One instance of a service.
 
-    Its id begins with the key of the task and the seed of the rollout; the `request_id` of a step is it and the number
-    of the turn. A resumed rollout has a new instance, so no step of the earlier one is taken for its own.
+    Its id begins with the key of the task and the seed of the rollout; the `request_id` of a step is this id and the
+    number of the turn. A resumed rollout creates an instance with a new id, so the service cannot mistake its steps for
+    those of the earlier instance.
     """
 
     _settings: ServiceSettings
@@ -65,7 +66,7 @@ class ServiceEnvironment(Environment):
         """Make an instance."""
         client: ServiceClient = self.shared
         self._num_turns = 0
-        # Never one that an earlier process may have acted on.
+        # The id is always new: an earlier process may have acted on an instance for the same task and seed.
         key = _UNFIT_FOR_IDS.sub("_", task.key[:32])
         self._instance = f"{key}-{self._seed:x}-{uuid.uuid4().hex[:12]}"
         state = await client.create(str(task.payload["task_id"]), self._instance, {"seed": self._seed})
@@ -78,7 +79,7 @@ class ServiceEnvironment(Environment):
         return [*shown[:-1], {"role": "user", "content": task.text}]
 
     async def step(self, turn: ModelTurn) -> Observation:
-        """Act on the instance; a turn that the window or the budget cut is not sent."""
+        """Act on the instance; do not send a turn that was cut off by the context window or the token budget."""
         if turn.ended in ("context_full", "budget"):
             return Observation(status=turn.ended)
         client: ServiceClient = self.shared
@@ -100,9 +101,9 @@ class ServiceEnvironment(Environment):
         )
 
     async def outcome(self) -> Outcome | None:
-        """Return the score of the instance; None without a turn of the model, which leaves nothing to score.
+        """Return the score of the instance; None if the model made no turn.
 
-        The service scores its own task, so there is none for another one on the same state.
+        None also for a task that exploration made from the service's task: the service can score only its own.
         """
         if not self._num_turns or objective_of(self.task.payload) is not None:
             return None
@@ -111,7 +112,7 @@ class ServiceEnvironment(Environment):
         return Outcome(score, score >= _SOLVED)
 
     async def close(self) -> None:
-        """End the instance; the service ends it later if it cannot be told."""
+        """End the instance; if the request fails, the service ends the instance later, when it is idle."""
         if not self._instance:
             return
         client: ServiceClient = self.shared
@@ -157,7 +158,7 @@ def _sent(index: int, call: Call) -> dict[str, Any]:
 
 
 def _listed(state: ServiceState) -> Sequence[ServiceMessage]:
-    """Return the messages of a state one by one, as Treadle's service also lists them; the interface has only one."""
+    """Return the messages of a state one by one: Treadle's service lists them in `info`, joined to one in `state`."""
     given = state.info.get("messages")
     if not isinstance(given, list):
         return state.messages

@@ -22,7 +22,7 @@ _BUSY_STATUSES = frozenset({408, 425, 429, 502, 503})
 
 
 class ServiceRefused(ToolError):
-    """A request that the service will never answer otherwise: a wrong key, address, type or parameter."""
+    """A request that the service refuses and would refuse again: a wrong key, address, type or parameter."""
 
 
 class ServiceUnavailable(ToolError):
@@ -32,7 +32,7 @@ class ServiceUnavailable(ToolError):
 
 
 class InstanceLost(ToolError):
-    """An instance that failed or no longer exists; its episode can be acted again on a new one."""
+    """An instance that failed or no longer exists; its episode can be repeated on a new instance."""
 
     retryable = True
 
@@ -45,7 +45,7 @@ class ReplyUnusable(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceMessage:
-    """One message of a state. `calls` are the results of native calls, by the id that each was sent with."""
+    """One message of a state. `calls` has id and result of each native call; the ids are those of the request."""
 
     role: str
     text: str
@@ -62,9 +62,9 @@ class ServiceState:
 
 
 def data_of(place: str, status: int, body: bytes, *, is_of_instance: bool) -> Any:
-    """Return what a successful reply holds. Raises ServiceRefused, ServiceUnavailable, InstanceLost or ReplyUnusable.
+    """Return the data of a successful reply. Raises ServiceRefused, ServiceUnavailable, InstanceLost or ReplyUnusable.
 
-    `place` names the request in messages; `is_of_instance` is true if it makes an instance or is for one.
+    `place` names the request in messages; `is_of_instance` is true if the request creates or addresses an instance.
     """
     try:
         reply = orjson.loads(body)
@@ -82,7 +82,7 @@ def data_of(place: str, status: int, body: bytes, *, is_of_instance: bool) -> An
         raise ReplyUnusable(f"{place}: the reply does not fit the interface: {excerpt(body)}")
     if status in _BUSY_STATUSES:
         raise ServiceUnavailable(said)
-    # The original tells wrong requests, lost instances and errors of environments apart by no code.
+    # AgentEvolver's service has no codes that distinguish wrong requests, lost instances and environment errors.
     if status in (400, 404, 409) or status >= 500:
         raise InstanceLost(said) if is_of_instance else ServiceRefused(said)
     raise ServiceRefused(said)
@@ -97,7 +97,7 @@ def _structured(place: str, status: int, error: Mapping[str, Any]) -> ToolError:
 
 
 def _detail(reply: Any, body: bytes) -> str:
-    """Return the last line of what the original says, which is a whole traceback with terminal colours."""
+    """Return the last line of an error's detail: AgentEvolver's service sends a traceback with terminal colours."""
     detail = reply.get("detail") if isinstance(reply, dict) else None
     if not isinstance(detail, str):
         return excerpt(body if detail is None else orjson.dumps(detail))
@@ -106,14 +106,14 @@ def _detail(reply: Any, body: bytes) -> str:
 
 
 def task_ids(place: str, data: Any) -> list[str]:
-    """Return the ids of a profile; numbers are written as text. Raises ReplyUnusable."""
+    """Return the task ids in the data of `get_env_profile`, numbers as text. Raises ReplyUnusable."""
     if not isinstance(data, list) or not all(isinstance(one, (str, int)) for one in data):
         raise ReplyUnusable(f"{place}: the profile is no list of ids")
     return [str(one) for one in data]
 
 
 def state_of(place: str, data: Any, *, is_first: bool) -> ServiceState:
-    """Return a state. The first one need not say whether the instance has terminated. Raises ReplyUnusable."""
+    """Return a state. The first state of an instance may lack `is_terminated`. Raises ReplyUnusable."""
     if not isinstance(data, dict) or not isinstance(data.get("state"), list) or not data["state"]:
         raise ReplyUnusable(f"{place}: the state has no messages")
     messages = [_message(place, one) for one in data["state"]]
@@ -138,7 +138,7 @@ def _message(place: str, one: Any) -> ServiceMessage:
 
 
 def score_of(place: str, data: Any, *, sparse: bool) -> float:
-    """Return a score; a sparse one is 0 or 1. Raises ReplyUnusable: a score is never made of anything else."""
+    """Return a score; a sparse one is 0 or 1. Raises ReplyUnusable for any other data."""
     if isinstance(data, dict):
         raise ReplyUnusable(f"{place}: the score is a table; set environment.sparse = true")
     if isinstance(data, bool) or not isinstance(data, (int, float)) or not math.isfinite(data):

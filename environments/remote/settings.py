@@ -14,7 +14,7 @@ from treadle.core.llm.config import EndpointSettings
 from treadle.environments.settings import EnvironmentSettings
 
 _TURNS = 30
-"""Turns of AgentEvolver's rollouts."""
+"""Default of `max_turns`: the limit of AgentEvolver's rollouts."""
 
 
 class ServiceSettings(EnvironmentSettings):

@@ -40,7 +40,7 @@ def rollout_fields(plan: Plan, sampled: SampledModel) -> dict[str, Any]:
 
 
 def environment_roles(plan: Plan) -> dict[str, RoleSettings]:
-    """Return the models that episodes ask, by role."""
+    """Return role -> settings of the model that episodes ask in this role."""
     asked = role_models_of(plan.environments())
     return {role: role_of(one.model, plan.models[one.model], one.sampling) for role, one in asked.items()}
 
@@ -55,7 +55,7 @@ def _inputs(plan: Plan, address: Address) -> Inputs:
 
 
 def helper_checkpoints(plan: Plan) -> tuple[Address, ...]:
-    """Return the instances whose checkpoints the models load that episodes ask."""
+    """Return the stage instances whose checkpoints are loaded by models that episodes ask."""
     environments = plan.environments()
     helpers = (summarizer_of(environments), *(role.model for role in role_models_of(environments).values()))
     return checkpoints_of(plan, helpers)

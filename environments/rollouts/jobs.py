@@ -29,8 +29,8 @@ class RolloutJob(QuestionJob):
 def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]]) -> Iterator[RolloutJob]:
     """Yield the jobs of all rollouts that settings and questions define, in the order of their rows.
 
-    Questions that ask the same have the same seeds, and so the same jobs: gold answers that episodes do not read are no
-    part of a rollout. Raises DataError for a question of an environment that the settings do not have.
+    Questions with the same content have the same seeds and share their jobs; gold answers that episodes do not read are
+    not part of the content. Raises DataError for a question of an environment that the settings do not have.
     """
     digests, environments, shared = settings.environment_digests(), settings.named_environments(), dict[str, str]()
     hiding = {name for name, one in environments.items() if not traits_of(one).reads_payload}
@@ -73,9 +73,9 @@ def _gaps(result: EarlierResult) -> Iterator[tuple[int, str, bytes]]:
 
 
 def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
-    """Yield the final journal records behind the rows of an earlier result.
+    """Yield job key and journal record of each rollout of an earlier result, rebuilt from rows and telemetry.
 
-    Its telemetry is in the order of its rows.
+    The result's telemetry is in the order of its rows.
     """
     row_telemetry = result.telemetry(ROLLOUT_TELEMETRY.kind)
     next_measured = next(row_telemetry, None)

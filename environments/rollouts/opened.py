@@ -1,4 +1,4 @@
-"""Open what rollouts need: the policy, the models that episodes ask, and the environments of the questions."""
+"""Open the policy, the models that episodes ask, and the environments of the questions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RolloutEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class OpenRollouts:
-    """What rollouts need while they are made.
+    """Open environments in which rollouts are made.
 
     Attributes:
         environments: Open environments by name.
@@ -55,7 +55,7 @@ async def open_rollouts(
     sessions: ModelSessions,
     store: Callable[[str], KeyedStore],
 ) -> AsyncIterator[OpenRollouts]:
-    """Open the policy, the models that these environments ask, and the environments, for the duration of the block."""
+    """Open the policy, the environments, and the models that their episodes ask, for the duration of the block."""
     policy = await _open_policy(settings, environments, sessions)
     summarizer = await _open_summarizer(settings, environments, sessions)
     facts = {name: environment_type(one).facts(one) for name, one in environments.items()}
@@ -119,7 +119,7 @@ async def _open_roles(
 
 
 def _context_facts(model: str, environments: Environments, tokenizer: ChatTokenizer | None) -> dict[str, str]:
-    """Warn if the chat template rewrites earlier turns, which an append-only context does not; return the facts."""
+    """Warn if the chat template rewrites earlier turns, as rollouts never do; return facts about it for the record."""
     if tokenizer is None or not any(traits_of(one).writes_messages for one in environments.values()):
         return {}
     rewrites = tokenizer.context_rewrites(("user",))

@@ -13,7 +13,7 @@ from treadle.core.llm.oddities import odd_sentences
 from treadle.environments.settings import DEFAULT_TYPE
 
 ODD = "odd_"
-"""Prefix of the metrics that count odd answers by kind."""
+"""Prefix of the metrics that count odd answers of model servers by kind; see `treadle.core.llm.oddities`."""
 _FEW = 8
 """With fewer rollouts than this, all may end without an answer by chance."""
 _STATUS = "status_"
@@ -53,10 +53,10 @@ def unreadable_output_warnings(
 
 
 def in_environment(sentences: Iterable[str], name: str, *, is_mixture: bool) -> list[str]:
-    """Return sentences about rollouts in an environment, which say its name in a mixture."""
+    """Return sentences about rollouts in an environment; in a mixture each begins with the environment's name."""
     return [f"Environment {name}: {sentence}" if is_mixture else sentence for sentence in sentences]
 
 
 def odd_warnings(metrics: Mapping[str, Any]) -> list[str]:
-    """Return warnings about odd answers of the server; nothing if there are none."""
+    """Return warnings about odd answers of model servers; an empty list without such answers."""
     return odd_sentences({name.removeprefix(ODD): count for name, count in metrics.items() if name.startswith(ODD)})

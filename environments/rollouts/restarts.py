@@ -1,4 +1,4 @@
-"""Begin a rollout again if its episode cannot be resumed; what was sampled before stays in the journal as void."""
+"""Begin a rollout again if its episode cannot be resumed; its earlier samples stay in the journal as void."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_RESTARTS = 20
 async def roll_out_again(
     roll_out: Callable[[int, CallCache], Awaitable[Trajectory]], seed: int, cache: CallCache
 ) -> Trajectory:
-    """Run a rollout with a seed and a cache; after an episode that diverged, again with other ones.
+    """Run a rollout; if its episode diverges from the journal, run it with another seed and another scope of the cache.
 
     Raises ToolError if it diverges more than `MAX_RESTARTS` times.
     """

@@ -30,9 +30,9 @@ def rollout_key(question_key: str, model: str, sample_index: int, operator: str 
 
 
 def question_content_key(question: Mapping[str, Any]) -> str:
-    """Return a key (16 hex digits) of what a rollout of a row of `questions` depends on.
+    """Return a key (16 hex digits) of the content of a row of `questions` that its rollouts depend on.
 
-    Text and choices; gold answers and payload only if they are in the row because episodes read them.
+    That is text and choices; gold answers and payload only if they are in the row because episodes read them.
     """
     hidden = [question[name] for name in HIDDEN_COLUMNS if name in question]
     return digest_json([question["question"], list(question["choices"]), *hidden])[:16]
@@ -72,7 +72,7 @@ def head_of_row(question: Mapping[str, Any], model: str, sample_index: int, seed
 def row_of(
     head: Mapping[str, Any], trajectory: Trajectory, environment_digest: str, tokenizer_digest: str
 ) -> dict[str, Any]:
-    """Return a row of the `rollouts` table. Call counts come from the ledger only."""
+    """Return a row of the `rollouts` table. Calls are counted from the trajectory's call records only."""
     ledger = Ledger(trajectory.calls)
     return {
         **head,
@@ -136,7 +136,7 @@ def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory)
 
 
 def calls_of(row: Mapping[str, Any]) -> list[CallRecord]:
-    """Return the ledger of a stored rollout, without result texts, which are in its segments."""
+    """Return the call records of a stored rollout, without result texts, which are in its segments."""
     return [
         CallRecord(
             call["tool"],

@@ -1,4 +1,4 @@
-"""Make rollouts: each job of the stage `rollouts` in the environment of its task, from a journal that resumes it.
+"""Make rollouts: run each job of the stage `rollouts` in its task's environment, with a journal to resume it.
 
 A fixed number of workers pull rollouts from a stream of questions, so RAM use does not grow with the work. The journal
 caches each model answer, tool outcome and finished row. Rollouts that fail because of infrastructure are retried in
@@ -93,7 +93,7 @@ class RolloutsRun(JobStage[RolloutJob]):
         self._context.progress.advance(1, **self._statuses)
 
     def _summary(self, job: RolloutJob) -> dict[str, Any]:
-        """Return what is kept of the units of a rollout that has ended."""
+        """Return the tokens of the models that the episode asked, for the journal record of its rollout."""
         asked = asked_tokens(self._journal, self._settings, job.key)
         return {"asked": asked} if asked else {}
 
@@ -106,5 +106,5 @@ class RolloutsRun(JobStage[RolloutJob]):
         return unique_jobs(self._jobs_of_rows())
 
     def _jobs_of_rows(self) -> Iterator[RolloutJob]:
-        """Yield the job of each row; rows of questions that ask the same have the same job."""
+        """Yield the job of each row; rows of questions with the same content have the same job."""
         return rollout_jobs(self._settings, self._context.inputs)

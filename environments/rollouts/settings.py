@@ -77,7 +77,7 @@ class RolloutsSettings(MixedSettings):
     """Seed of the run; the seeds of all rollouts and turns derive from it."""
 
     def alone(self, name: str) -> Self:
-        """Return the settings as a run with only this environment has them, without models that it does not ask."""
+        """Return the settings of a run with only this environment, without models that the environment does not ask."""
         environment = self.named_environments()[name]
         update: dict[str, Any] = {"environment": environment, "environments": {}}
         update["roles"] = {role: one for role, one in self.roles.items() if role in environment.role_models}

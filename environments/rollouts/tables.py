@@ -94,7 +94,7 @@ SEGMENTS = pa.list_(
 
 
 def tool_schemas(*marks: pa.Field) -> pa.DataType:
-    """Return the parsed type of tools by their schemas, in which `parameters` are a JSON schema as text."""
+    """Return the parsed type of a column with tool schemas; their `parameters` are a JSON schema as text."""
     return pa.list_(
         pa.struct(
             [required("name", pa.string()), required("description", pa.string()), json_text("parameters"), *marks]

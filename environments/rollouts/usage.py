@@ -22,7 +22,7 @@ SUMMARY_TOKENS = ("summarizer_prompt_tokens", "summarizer_completion_tokens")
 
 
 def charge_earlier(budget: TokenBudget, journal: JournalView, settings: RolloutsSettings, keys: Iterable[str]) -> None:
-    """Charge a budget with what rollouts have used so far, including those that were interrupted."""
+    """Charge a budget with the tokens that rollouts have used so far, including interrupted rollouts."""
     for key in keys:
         policy_tokens, summarizer_tokens = used_tokens(journal, key)
         budget.count(settings.model, *policy_tokens)

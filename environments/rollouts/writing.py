@@ -58,7 +58,7 @@ class _Totals:
         }
 
     def problems(self) -> list[str]:
-        """Return what these counts show to be wrong, for the log; the summary of the stage says more."""
+        """Return sentences about problems that these counts show, for the log; the stage's summary adds causes."""
         facts = Facts(
             statuses=dict(self.statuses.most_common()),
             num_calls=self.sums["calls_requested"],
@@ -86,7 +86,7 @@ class RowWriter:
         self._telemetry: list[dict[str, Any]] = []
 
     def write(self, jobs: Iterable[RolloutJob]) -> dict[str, Any]:
-        """Write the rows of all jobs, copies included, and return the metrics; raise StageFailed for useless ones."""
+        """Write the rows of all jobs, copies included; return the metrics. Raise StageFailed if no row can be used."""
         for job in jobs:
             row = self._finished(job) if self._context.journal.is_finished(job.key) else self._failed(job)
             self._count(row, job)

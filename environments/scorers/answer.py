@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from treadle.core.answers.math_equal import Checker
 
 F1 = "f1"
-"""Part that qa compares with its threshold."""
+"""Name of the part of a score that the scorer `qa` compares with its threshold."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTools:
-    """What comparisons of answers share in a run.
+    """Resources that all comparisons of answers in a run share.
 
     Attributes:
         checker: Computer algebra; None if the run does not use it.
@@ -54,15 +54,15 @@ class AnswerScorer(Scorer):
         return replace(score, parts={**score.parts, "f1_legacy": self.f1_legacy(prediction, answers)})
 
     def rule(self, prediction: str, answers: Sequence[str], choices: Sequence[str], tools: AnswerTools) -> Score:
-        """Return the verdict by the rule of the type."""
+        """Return the score by the rule of this type of scorer."""
         raise NotImplementedError(f"{type(self).__name__} needs a method rule(prediction, answers, choices, tools)")
 
     def f1_legacy(self, prediction: str, answers: Sequence[str]) -> float:
-        """Return token F1 as published for ET-Agent."""
+        """Return token F1 as the program published for ET-Agent computes it."""
         from treadle.core.answers.legacy import legacy_match_text
 
         return legacy_match_text(prediction, answers).f1
 
     async def score(self, task: Task, rollout: StoredRollout) -> Score:
-        """Compare the rollout's answer, without computer algebra."""
+        """Compare the rollout's answer with the gold answers, without computer algebra."""
         return await asyncio.to_thread(self.compare, rollout.answer, task.answers, task.choices, AnswerTools())

@@ -14,7 +14,7 @@ from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 
 STATUS = "status"
-"""Scorer of a rollout that is wrong because of how it ended."""
+"""Name of the scorer in the score of a rollout that is wrong because of how it ended."""
 
 Stores = Callable[[str], KeyedStore]
 """Function that returns a store of the run by its name."""
@@ -60,14 +60,14 @@ class Scorer(Entry):
         return ""
 
     def label(self, name: str) -> str:
-        """Return what rows and reports call it; `name` is its name in the configuration."""
+        """Return the scorer's name for rows and reports; `name` is its name in the configuration."""
         return name
 
     def check(self, where: str) -> None:
         """Raise ConfigError for settings that cannot score; `where` is the key that names the scorer."""
 
     def use_stores(self, store: Stores) -> None:
-        """Take stores that outlive the process, such as a run's; called before `open`, unless there are none."""
+        """Use stores that outlive the process, such as those of a run; called before `open` if such stores exist."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

@@ -35,13 +35,13 @@ class EnvironmentScorer(Scorer):
         return "an environment that scores its own tasks" if traits_of(environment).has_answers else None
 
     def of(self, environment: EnvironmentSettings) -> Self:
-        """Return the scorer of an environment."""
+        """Return a copy of this scorer that uses an environment."""
         scorer = self.model_copy()
         scorer._environment = environment
         return scorer
 
     async def score(self, task: Task, rollout: StoredRollout) -> Score:
-        """See `outcome_score`. Raises what the environment's code raises."""
+        """See `outcome_score`. Raises any error of the environment's code."""
         settings = self._environment
         if settings is None:
             raise ConfigError("the scorer environment is for environments that score their own tasks")

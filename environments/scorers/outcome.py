@@ -11,7 +11,7 @@ from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 
 SUCCESS_SCORE = 0.5
-"""Score above which a rollout is right, if nothing says whether it is."""
+"""Score above which a rollout is right, if its outcome does not report success or failure."""
 
 LARGEST_SCORE = 1e9
 """Largest absolute score: sums of squares of larger ones are not exact enough to compare."""
@@ -37,7 +37,7 @@ class OutcomeScorer(Scorer):
         return None if has_one else "a class with a method `outcome` in environment.tools"
 
     def verdict(self, outcome: Outcome | None) -> Score:
-        """Return the verdict that the outcome of a rollout holds; an error if it has none."""
+        """Return the score of a rollout with this outcome; a score with an error if there is no outcome."""
         return outcome_score(outcome, self.type, self.WITHOUT_OUTCOME)
 
     async def score(self, task: Task, rollout: StoredRollout) -> Score:

@@ -1,7 +1,7 @@
-"""Decode the tests of a programming task from its payload, and say for each which program runs it and what passes.
+"""Decode the tests of a programming task from its payload; each test makes a program and checks what that prints.
 
-Papers: arXiv 2508.13167, rewards of the code agent. Gold outputs stay outside the sandbox: a program prints what it
-found, and it is compared here. Only assertions (`check`) run next to the program that they test.
+Papers: arXiv 2508.13167, rewards of the code agent. Expected outputs stay outside the sandbox: a program prints its
+result, which is compared here. Only assertions (`check`) run in the sandbox, together with the tested program.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from itertools import accumulate, chain, combinations, count, groupby, permutati
 from math import ceil, comb, factorial, floor, gcd, inf, isqrt, lcm, log, log2, sqrt
 from typing import *
 """
-"""What function-style solutions use without importing it, since the service that the tasks are from does it. For the
-same reason they may recurse more deeply than usual."""
+"""Imports that function-style solutions omit, since the service from which the tasks come adds them. For the same
+reason the recursion limit is raised."""
 _DEFINE = f"""
 import json, sys, types
 sys.setrecursionlimit(50_000)
@@ -82,7 +82,7 @@ class ProgramTest(Protocol):
         ...
 
     def is_passed(self, stdout: str) -> bool:
-        """Return whether the test is passed, from all that a program with exit code 0 printed."""
+        """Return whether the test is passed, given the whole output of a program that exited with code 0."""
         ...
 
 
@@ -119,7 +119,7 @@ class CallTest:
         return Program(_CALL, json.dumps(task) + "\n", prints_value=False)
 
     def is_passed(self, stdout: str) -> bool:
-        """See `ProgramTest`. Some sets wrap every expected value in a list."""
+        """See `ProgramTest`. Some data sets wrap every expected value in a list."""
         wrapped = self.expected[0] if isinstance(self.expected, list) and len(self.expected) == 1 else self.expected
         try:
             result = json.loads(_result(stdout) or "")
@@ -158,7 +158,7 @@ class AssertionTest:
 def read_tests(payload: Mapping[str, Any]) -> list[ProgramTest]:
     """Return the tests in the field `tests` of a payload: an object, or its JSON text.
 
-    It has `stdin` and `expected_output`; or `inputs` and `outputs`, with `fn_name` for calls of a function; or
+    The object has `stdin` and `expected_output`; or `inputs` and `outputs`, with `fn_name` for calls of a function; or
     `import_prefix`, `test_code` and `entry_point`. Raises BadTask, which quotes nothing of the payload.
     """
     given = payload.get("tests")
@@ -237,7 +237,7 @@ def _pairs(given: Mapping[str, Any], ask: str, answer: str) -> list[tuple[Any, A
 def _stdin_tests(given: Mapping[str, Any], ask: str, answer: str) -> list[ProgramTest]:
     tests: list[ProgramTest] = []
     for stdin, expected in _pairs(given, ask, answer):
-        # Some sets have lists of lines.
+        # Some data sets have lists of lines instead of texts.
         texts = ["\n".join(map(str, text)) if isinstance(text, list) else text for text in (stdin, expected)]
         if not all(isinstance(text, str) for text in texts):
             raise BadTask(f"tests.{ask} and tests.{answer} are no lists of texts")
@@ -288,7 +288,7 @@ def _assertion_tests(given: Mapping[str, Any]) -> list[ProgramTest]:
     body = _CHECK.search(code)
     if body is None:
         raise BadTask("tests.test_code has no function check(candidate)")
-    # Assertions in loops and branches of `check` are no tests of their own.
+    # Assertions in loops and branches of `check` do not count as separate tests.
     count = max(1, len(re.findall(rf"^{body[1]}assert\b", code, re.MULTILINE)))
     if count > MAX_TESTS:
         raise BadTask(f"tests.test_code has more than {MAX_TESTS} assertions")

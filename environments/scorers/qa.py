@@ -14,7 +14,7 @@ from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
 from treadle.environments.scorers.base import Scale
 
 BY_F1 = "qa_f1"
-"""Rule in a score that was decided by an F1 threshold only."""
+"""Name of the rule in a score that was decided by an F1 threshold only."""
 
 
 class QaScorer(AnswerScorer):
@@ -30,7 +30,7 @@ class QaScorer(AnswerScorer):
 
     @staticmethod
     def tokens(text: str) -> list[str]:
-        """Split an answer into what F1 counts."""
+        """Split an answer into the tokens that F1 counts."""
         return words(text)
 
     def rule(self, prediction: str, answers: Sequence[str], choices: Sequence[str], tools: AnswerTools) -> Score:

@@ -79,7 +79,7 @@ class NamesScorers(Protocol):
 
 
 def check_entry_names(entries: Mapping[str, Scorer]) -> None:
-    """Raise ValueError for a name in the table `scorers` that is taken or cannot be one."""
+    """Raise ValueError for a name in the table `scorers` that is taken or has a wrong form."""
     for name in entries:
         if not _NAME.fullmatch(name):
             raise ValueError(f"scorers.{name!r}: a name has up to 48 of a-z, 0-9 and _, and begins with a letter")

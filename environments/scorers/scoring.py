@@ -1,4 +1,4 @@
-"""Score finished rollouts by the scorers of a run: the one way for the stage `scores` and for reinforcement."""
+"""Score finished rollouts by the scorers of a run, in the stage `scores` and in reinforcement learning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class FinishedRollout(Protocol):
-    """What scoring reads of a rollout; the whole of it only for scorers that need it."""
+    """Parts of a rollout that scoring reads; `stored` is called only for scorers that read the whole rollout."""
 
     @property
     def task(self) -> Task:
@@ -61,7 +61,7 @@ class FinishedRollout(Protocol):
         ...
 
     def stored(self) -> StoredRollout:
-        """Return all of it."""
+        """Return the whole rollout."""
         ...
 
 
@@ -86,7 +86,7 @@ class OpenScorers:
         """Use the entries of the table `scorers`; `environments` are those that score their own tasks, by name.
 
         `store` returns a store by its name, such as one of the run, for scorers that read pictures of rollouts, or
-        keep what they pay for.
+        keep replies of models.
         """
         self._entries = entries
         self._tools = tools or AnswerTools()
@@ -98,7 +98,7 @@ class OpenScorers:
                 scorer.use_stores(store)
         self._users = UserLoop(of_users)
         self.reads_all = bool(of_users) or bool(environments)
-        """Whether some rollouts are scored by everything known about them, payload included."""
+        """Whether some scorers read the whole rollout and its task, payload included."""
 
     def __enter__(self) -> Self:
         """Return itself; scorers are opened when they are first needed."""
@@ -144,7 +144,7 @@ class OpenScorers:
     def results(
         self, rollouts: Sequence[FinishedRollout], run: Callable[..., Iterable[Score]] | None = None
     ) -> list[Score | Exception]:
-        """Return verdicts like `scores`, with the exceptions that scorers raised in their place."""
+        """Return verdicts like `scores`; if a scorer raised an exception, return it in place of the verdict."""
         named = [self.scorer_of(rollout.task) for rollout in rollouts]
         whole = [
             number
@@ -207,7 +207,7 @@ def is_decided(scorer: Scorer, rollout: FinishedRollout) -> Score | None:
 
 
 def _checked(call: ScorerCall, value: Any) -> Score | Exception:
-    """Return what a user's scorer returned as a verdict; without one if it cannot be used."""
+    """Return the score from the value that a scorer returned; it has no verdict if the value cannot be used."""
     if isinstance(value, Exception) or isinstance(call.scorer, EnvironmentScorer):
         verdict: Score | Exception = value
         return verdict

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CODE = "code"
 """Tool whose calls must be fenced."""
 PASSED, KILLED, WRONG, LATE, FAILED = 0, -1, -2, -3, -4
-"""Codes of tests; an error of the sandbox itself is no verdict."""
+"""Result codes of tests. An error of the sandbox itself has no code: it leaves the rollout without a verdict."""
 
 _MARKER = re.compile(r"\A\s*<[A-Za-z_]+>|</[A-Za-z_]+>\s*\Z")
 
@@ -54,7 +54,7 @@ class StdinTestsScorer(Scorer):
         }
     )
     PAYLOAD: ClassVar[tuple[str, ...]] = ("tests",)
-    TIME_LIMIT_S: ClassVar[float | None] = None  # Each test has one, and waiting for a sandbox does not count.
+    TIME_LIMIT_S: ClassVar[float | None] = None  # Each test has a limit, without waiting for a sandbox.
 
     type: str = "stdin_tests"
     """Tests of a program."""
@@ -111,7 +111,7 @@ class StdinTestsScorer(Scorer):
         return Score(score, share == 1, self.type, parts=parts | {"passed": share})
 
     async def _endings(self, tests: list[ProgramTest], solution: str) -> list[int]:
-        """Return the code of each test in order; up to the first that did not pass, if all have to."""
+        """Return the result code of each test in order; with `reward = "all"`, stop after the first failure."""
         endings: list[int] = []
         remaining_s = min((self.test_time_s + 1) * len(tests) + 5, self.total_time_s)
         for test in tests:

@@ -38,7 +38,7 @@ class ScorerCall:
 class UserLoop:
     """Event loop in a thread, in which scorers are open. Safe to use from several threads.
 
-    Code that blocks the loop cannot be interrupted. Its rollout has no verdict, and a new loop takes the other ones.
+    Code that blocks the loop cannot be interrupted. Its rollout has no verdict, and a new loop scores the others.
     """
 
     def __init__(self, scorers: Mapping[str, Scorer]) -> None:
@@ -51,7 +51,7 @@ class UserLoop:
         """Return what each scorer returned, or the exception that it raised.
 
         Raises ConfigError if a scorer cannot be opened, EndpointUnavailable if one cannot reach its service: the stage
-        or the training can resume when it is back.
+        or the training can resume when the service is back.
         """
         found: dict[int, Any] = {}
         while len(found) < len(calls):
@@ -116,7 +116,7 @@ class _Running:
         return True
 
     def results(self, calls: Mapping[int, ScorerCall]) -> dict[int, Any]:
-        """Return the results that there are: all, unless the loop was given up."""
+        """Return results by the number of their call: all of them, unless the loop was given up."""
         futures = {}
         for number, call in calls.items():
             coroutine = self._call(call)
@@ -131,10 +131,10 @@ class _Running:
         return found
 
     def _wait(self, futures: Sequence[concurrent.futures.Future[Any]]) -> ScorerCall | None:
-        """Wait for all futures, or until code blocks the loop; return the call that does."""
+        """Wait for all futures, or until code blocks the loop; return the call that blocks it, or None."""
         clock, since, last = SteadyClock(), 0.0, None
         while concurrent.futures.wait(futures, timeout=TICK_S).not_done and not self.is_given_up:
-            # The same task at each look may also have been resumed in between; the loop's next step then changes it.
+            # Polls may see the same task although it yielded in between; then a later poll sees another task or None.
             task, now = asyncio.current_task(self._loop), clock.time()
             if task is not last or task is None:
                 since, last = now, task

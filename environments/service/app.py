@@ -32,7 +32,7 @@ Handler = Callable[[Envelope], Awaitable[Reply]]
 
 
 def make_app(service: EnvironmentService) -> FastAPI:
-    """Create the application over an open service, whose idle instances are ended as long as it runs.
+    """Create the application that serves an open service; while it runs, it also ends the service's idle instances.
 
     Raises ConfigError if a token is required and missing.
     """
@@ -65,7 +65,7 @@ def make_app(service: EnvironmentService) -> FastAPI:
 
 
 async def _refused_route(request: Request, error: Exception) -> Response:
-    """Answer a request to another path or with another method, in the form of all errors."""
+    """Answer a request for an unknown path or method; the body has the form of all errors."""
     assert isinstance(error, HTTPException)
     refused = ServiceError("bad_request", f"{request.method} of this path: {error.detail}", status=error.status_code)
     return Response(orjson.dumps(refused.as_json()), refused.status, error.headers, "application/json")
@@ -134,10 +134,10 @@ async def _respond(service: EnvironmentService, path: str, request: Request, han
 
 
 async def _envelope(service: EnvironmentService, request: Request) -> Envelope:
-    """Return the body of a request. Raises ServiceError if it is none."""
+    """Return the parsed body of a request. Raises ServiceError if the body is not a valid envelope."""
     try:
         envelope = Envelope.model_validate_json(await read_json(service.settings, request))
-        # What cannot be sent to a process is refused before anything is done.
+        # Refuse content that cannot be sent to a worker process before the request has any effect.
         orjson.dumps([envelope.messages, envelope.params])
         return envelope
     except TypeError:

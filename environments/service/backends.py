@@ -1,4 +1,4 @@
-"""Hold instances in the service's own process, and define what it asks of those in others."""
+"""Hold instances in the service's own process, and define the interface of instances in any process."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_CPU_S = 0.05
-"""Most processor time that a call may take in the service's own process, which serves all others meanwhile."""
+"""Most processor seconds that a call may take in the service's own process, which answers no other call meanwhile."""
 
 _DROP_S = 0.5
-"""Time that a dropped episode gets to close; its caller waits meanwhile."""
+"""Seconds that the episode of a killed instance gets to close; the caller of `kill` waits meanwhile."""
 
 
 class Backend(Protocol):
-    """Where an instance lives. `start` comes first; calls come one at a time; a cancelled one is followed by `kill`."""
+    """An instance, in the service's process or in one of its own.
+
+    The service calls `start` first and makes one call at a time; after it cancels a call, it calls `kill`.
+    """
 
     @property
     def pid(self) -> int | None:
-        """Id of its process; None if it has no process of its own."""
+        """Id of the instance's process; None if the instance has no process of its own."""
         ...
 
     async def start(self, params: Mapping[str, Any]) -> Any:
-        """Begin; return the first state. Raises what a call raises, OSError and EngineError."""
+        """Begin the episode; return its first state. Raises the errors of `call`, OSError and EngineError."""
         ...
 
     async def call(self, op: str, messages: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
         """Carry out `step`, `evaluate` or `get_info`. Raises WorkerGone, RequestUnfit and any error of the environment.
 
-        Those of another process are EnvironmentFailed.
+        Errors of an environment in another process are raised as EnvironmentFailed.
         """
         ...
 
@@ -51,7 +54,7 @@ class Backend(Protocol):
         ...
 
     async def kill(self) -> None:
-        """End the instance, whatever it does."""
+        """End the instance, even during a call."""
         ...
 
 
@@ -61,7 +64,7 @@ class LocalInstance:
     __slots__ = ("_held", "_make", "_on_cpu")
 
     def __init__(self, host: EnvironmentHost, task: TaskRow, instance_id: str, on_cpu: Callable[[float], None]) -> None:
-        """Prepare it; `on_cpu` gets the processor time of each call in seconds."""
+        """Prepare the instance; `on_cpu` is called with the processor time of each call in seconds."""
         self._make: Callable[[], HeldInstance] | None = lambda: host.instance(Task.from_row(task), instance_id)
         self._held: HeldInstance | None = None
         self._on_cpu = on_cpu
@@ -88,7 +91,7 @@ class LocalInstance:
             await held.close()
 
     async def kill(self) -> None:
-        """Drop the episode, whose call was cancelled, and give it a moment to release what it holds."""
+        """Close the episode, whose call was cancelled; cancel closing, too, if it takes longer than `_DROP_S`."""
         closing = asyncio.create_task(self.close())
         await asyncio.wait([closing], timeout=_DROP_S)
         if not closing.done():
@@ -103,10 +106,10 @@ class LocalInstance:
 
 
 class CollectionClock:
-    """Processor time of the garbage collector, which runs in whatever call it happens to, for the objects of all.
+    """Processor time of the garbage collector: it runs during any call, and collects objects of all instances.
 
     Attributes:
-        spent_s: Time so far.
+        spent_s: Seconds so far.
     """
 
     def __init__(self) -> None:
@@ -132,7 +135,7 @@ def _collection_clock() -> CollectionClock:
 def measured(work: Coroutine[Any, Any, T], on_cpu: Callable[[float], None]) -> Generator[Any, Any, T]:
     """Await a coroutine, and report how much processor time its own steps took.
 
-    Neither the time that it waited counts nor that of the garbage collector.
+    Time spent waiting and time of the garbage collector do not count.
     """
     spent_s, error, collections = 0.0, None, _collection_clock()
     try:

@@ -1,4 +1,4 @@
-"""Put an environment of ours behind the interface of the service: episodes become instances."""
+"""Adapt Treadle's environments to the interface of the service: each episode becomes an instance."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EpisodeHost:
     runtime: EnvironmentRuntime
 
     async def tasks(self, split: str, seed: int, params: Mapping[str, Any]) -> list[TaskRow]:
-        """See `EnvironmentHost`; a row's `question_key` is its id. Episodes take no parameters."""
+        """See `EnvironmentHost`; the id of a task is the `question_key` of its row. `params` are ignored."""
         rows = environment_type(self.settings).tasks(self.settings, split, seed)
         return [_task_row(row, self.settings.type) async for row in rows]
 
@@ -114,7 +114,7 @@ class EpisodeInstance:
         self._is_over = False
 
     async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """See `HeldInstance`; `params.seed` seeds the episode, which else is that of the task."""
+        """See `HeldInstance`; the seed of the episode derives from the task's key and `params.seed` (0 by default)."""
         seed = params.get("seed", 0)
         if not isinstance(seed, int):
             raise RequestUnfit("params.seed must be a whole number")
@@ -134,7 +134,7 @@ class EpisodeInstance:
         turn = self._turn_of(action)
         observation = await self._episode.step(turn, StepContext(math.inf, seed=self._turn))
         self._turn += 1
-        # Callers have a limit of their own; the default of the settings is that of rollouts.
+        # Only an explicit `max_turns` applies: callers limit turns themselves, and the type's default is for rollouts.
         at_limit = self._settings.max_turns is not None and self._turn >= self._settings.max_turns
         self._is_over = observation.status is not None or at_limit
         self._schemas += observation.tools
@@ -184,9 +184,9 @@ class EpisodeInstance:
         return Outcome(math.fsum(self._rewards)) if self._rewards else None
 
     async def _reward(self, observation: Observation, params: Mapping[str, Any]) -> float:
-        """Return the reward of a step: with `params.sparse` that of `evaluate`, at the end alone.
+        """Return the reward of a step; with `params.sparse` 0 until the episode ends, then the score from `evaluate`.
 
-        A turn that the environment gives no reward has 0: the interface cannot express that there is no reward.
+        A step without a reward gets 0: the interface cannot express that there is no reward.
         """
         if params.get("sparse"):
             return _score(await self._outcome(), params, self._settings.type) if self._is_over else 0.0
@@ -213,7 +213,7 @@ def _state(
 
 
 def _system_and_user(messages: Sequence[Mapping[str, str]], kind: str) -> list[dict[str, Any]]:
-    """Return the two messages that a state begins with; system messages are joined, and may be empty."""
+    """Return the two messages of the first state: the system messages joined, empty without any, and the user's."""
     system = [message["content"] for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     if len(others) != 1 or others[0]["role"] != "user":
@@ -223,9 +223,9 @@ def _system_and_user(messages: Sequence[Mapping[str, str]], kind: str) -> list[d
 
 
 def _one_message(turn: ModelTurn, observation: Observation, ids: Sequence[str | None]) -> dict[str, Any]:
-    """Return what the environment wrote as one message; results of calls are in it one by one, too.
+    """Return an observation as one message; if calls have results, `tool_calls` also lists each call with its result.
 
-    `ids` are those that the caller gave its calls.
+    `ids` are the ids that the caller gave its calls.
     """
     text = "\n\n".join(message.text for message in observation.messages)
     results = {message.call: message.text for message in observation.messages if message.call}
@@ -246,7 +246,7 @@ def _one_message(turn: ModelTurn, observation: Observation, ids: Sequence[str | 
 
 
 def _listed(message: Message, turn: ModelTurn, action: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one of several messages; a result has the id that the caller gave its call."""
+    """Return a message of an observation as JSON data; a result has the id that the caller gave its call."""
     if not message.call:
         return {"role": "user", "content": message.text}
     sent = action.get("tool_calls") or ()

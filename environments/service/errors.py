@@ -65,7 +65,7 @@ class EnvironmentFailed(Exception):
 
 
 class RequestUnfit(Exception):
-    """A request that an environment cannot be given, such as native calls for a type without tools."""
+    """A request that an environment cannot carry out, such as a step after the end of the episode."""
 
 
 class WorkerGone(Exception):

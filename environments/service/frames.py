@@ -14,11 +14,11 @@ _HEAD = struct.Struct("!I")
 
 
 class FrameEnded(Exception):
-    """The other side closed the socket, or sent what is no frame."""
+    """The other side closed the socket, or sent an invalid frame."""
 
 
 def pack(content: Any) -> bytes:
-    """Return a frame. Raises ValueError for content that is too long, and TypeError if it is not JSON-able."""
+    """Return content as a frame. Raises ValueError if it is too long, and TypeError if JSON cannot represent it."""
     data = orjson.dumps(content)
     if len(data) > MAX_FRAME_BYTES:
         raise ValueError(f"{len(data)} bytes are more than a message may have ({MAX_FRAME_BYTES})")

@@ -1,4 +1,4 @@
-"""Define what the service asks of an environment that it holds, in its own process or in a worker."""
+"""Define the interface of an environment that the service holds, in its own process or in a worker process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class HeldInstance(Protocol):
     """One episode behind the interface. Calls come one at a time."""
 
     async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin; return the first state."""
+        """Begin the episode; return its first state."""
         ...
 
     async def step(self, action: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-        """Act; return the next state. Raises RequestUnfit for an action that cannot be taken."""
+        """Carry out the model's action; return the next state. Raises RequestUnfit for an impossible action."""
         ...
 
     async def evaluate(self, messages: Mapping[str, Any], params: Mapping[str, Any]) -> float:
@@ -39,9 +39,9 @@ class EnvironmentHost(Protocol):
     """An open environment."""
 
     async def tasks(self, split: str, seed: int, params: Mapping[str, Any]) -> Sequence[TaskRow]:
-        """Return the tasks of a split; `params` are the others of the request."""
+        """Return the tasks of a split; `params` are the parameters of the request."""
         ...
 
     def instance(self, task: Task, instance_id: str) -> HeldInstance:
-        """Return a new instance for a task; nothing of it has begun."""
+        """Return a new instance for a task; its episode has not begun."""
         ...

@@ -1,4 +1,4 @@
-"""Keep the instances of the service: one call at a time for each, stored replies, and an end that nothing can delay."""
+"""Keep the service's instances: each runs one call at a time, stores its replies, and ends within a time limit."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class _Stored:
 class StoredReplies:
     """Replies of one instance by the ids of their requests.
 
-    An id is never forgotten while the instance lives, so that no request is acted twice. Of the replies the newest are
-    kept, up to a number of bytes; a repeated request whose reply was dropped is refused.
+    An id is never forgotten while the instance lives, so that no request is carried out twice. The newest replies are
+    kept, up to `max_bytes` bytes; a repeated request whose reply was dropped is refused.
     """
 
     __slots__ = ("_by_id", "_max_bytes", "_num_bytes")
@@ -49,8 +49,9 @@ class StoredReplies:
     async def once(self, request_id: str | None, content: Any, act: Callable[[], Awaitable[Reply]]) -> Reply:
         """Return the reply of `act`, or the stored one of an earlier request with this id.
 
-        A repeated request waits for one that is still acting. Raises ServiceError for an id that was used with other
-        content, or whose reply was dropped, and what `act` raises before it acted: the id then stays unused.
+        If the earlier request is still being carried out, a repeated one waits for its reply. Raises ServiceError for
+        an id that was used with other content or whose reply was dropped. Raises the errors of `act`: the id then
+        counts as unused.
         """
         if request_id is None:
             return await act()
@@ -65,7 +66,7 @@ class StoredReplies:
         except BaseException as error:
             del self._by_id[request_id]
             future.set_exception(error if isinstance(error, ServiceError) else ServiceError("internal", "it failed"))
-            future.exception()  # often there is no repeated request that takes it
+            future.exception()  # retrieved, so that asyncio does not log it as never retrieved
             raise
         future.set_result(reply)
         stored.reply = reply
@@ -97,10 +98,10 @@ class Instance:
 
     Attributes:
         task_id: Id of its task.
-        backend: Where it lives.
-        created_by: Id of the request that made it, if it had one.
-        created_at: Time of the event loop.
-        used_at: Time of the event loop at which its last call began or ended.
+        backend: Its episode, in the service's process or in one of its own.
+        created_by: Id of the request that created it, if the request had one.
+        created_at: When it was created, on the clock of the event loop.
+        used_at: When its last call began or ended, on the clock of the event loop.
         failure: Why it is broken; None otherwise.
     """
 
@@ -135,7 +136,7 @@ class Instance:
 
     @property
     def state(self) -> InstanceState:
-        """Where it is in its life."""
+        """Whether it is being created, ready, busy with a call, or broken."""
         if self.failure is not None:
             return "broken"
         if self._is_creating:
@@ -152,9 +153,9 @@ class Instance:
         self.used_at = asyncio.get_running_loop().time()
 
     async def start(self, params: Mapping[str, Any], limit_s: float) -> Any:
-        """Begin its episode and return what the environment returned. Raises ServiceError, and the backend's errors.
+        """Begin the episode; return its first state. Raises ServiceError, and the backend's errors.
 
-        An error leaves nothing running.
+        After an error the caller must end the instance.
         """
         async with self._turns:
             try:
@@ -164,7 +165,10 @@ class Instance:
                 self.touch()
 
     async def call(self, op: str, messages: Mapping[str, Any], params: Mapping[str, Any], limit_s: float) -> Any:
-        """Carry out a call when it is its turn; see `start`. The instance is broken if the call takes too long."""
+        """Carry out a call after all calls that came before it; return the environment's reply.
+
+        A call that takes longer than `limit_s` breaks the instance. Raises ServiceError, and the backend's errors.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 await self._turns.acquire()
@@ -189,7 +193,7 @@ class Instance:
             raise NotActed(self.failure.code, broken)
 
     async def end(self, close_timeout_s: float) -> None:
-        """Close it, or kill it after a while; then raise what closing raised."""
+        """Close the instance, for `close_timeout_s` at most, then kill it; raise the error of closing, if any."""
         self.is_released = True
         closing = asyncio.create_task(self._close())
         await asyncio.wait([closing], timeout=close_timeout_s)
@@ -205,9 +209,9 @@ class Instance:
             await self.backend.close()
 
     async def _limited(self, work: Awaitable[Any], limit_s: float) -> Any:
-        """Await a call of the backend; after a while break the instance, kill it, and raise ServiceError.
+        """Await a call of the backend; after `limit_s` mark the instance as broken, kill it, and raise ServiceError.
 
-        The call is not awaited any longer then: code that ignores its cancellation would hold up its caller.
+        The end of the cancelled call is not awaited: code that ignores its cancellation would delay the caller.
         """
         task = self._current = asyncio.ensure_future(work)
         try:
@@ -245,7 +249,7 @@ class InstanceTable:
             self._by_request[instance.created_by] = instance
 
     def find(self, identity: str) -> Instance:
-        """Return an instance. Raises ServiceError for an unknown one; nothing is noted of it."""
+        """Return an instance by its id. Raises ServiceError for an unknown id."""
         found = self._by_id.get(identity)
         if found is None:
             raise ServiceError("instance_not_found", f"there is no instance {identity!r}")

@@ -1,4 +1,4 @@
-"""Hold the types of environments that a service serves: where their instances live, and what tasks they have."""
+"""Hold the types of environments that a service serves: which tasks they have, and whether instances get processes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from treadle.environments.settings import EnvironmentSettings
 _log = logging.getLogger(__name__)
 
 _KEPT_SETS = 16
-"""Most sets of tasks that are kept, by split and seed."""
+"""Maximum number of task lists kept in memory, one per split and seed."""
 _SPLITS = ("train", "heldout")
-"""Splits in which a task is looked for that was not listed before."""
+"""Splits that are searched for a task that was not listed before."""
 
 
 def runs_foreign_code(settings: EnvironmentSettings) -> bool:
-    """Return whether an environment runs code that is not Treadle's: one instance may not harm another then."""
+    """Return whether an environment runs code that is not Treadle's, so that its instances must be isolated."""
     return settings.type not in ENVIRONMENTS.shipped or bool(settings.tools)
 
 
@@ -61,7 +61,7 @@ class ServedKind:
             self._host = await self._stack.enter_async_context(open_host(self._settings))
 
     async def close(self) -> None:
-        """Let go of it, and end all its processes."""
+        """Close the environment, and end all its processes."""
         try:
             await self._template.close()
         finally:
@@ -74,13 +74,13 @@ class ServedKind:
         return LocalInstance(self._host, task, instance_id, self._note_cpu)
 
     async def task_ids(self, split: str, seed: int, params: Mapping[str, Any]) -> Sequence[str]:
-        """Return the ids of the tasks of a split. Raises what the environment raises, and what a process raises."""
+        """Return the ids of the tasks of a split. Raises the environment's errors, and those of starting a process."""
         if self._takes_any_task:
             return [row["question_key"] for row in await self._rows(split, seed, params)]
         return list(await self._load(split, seed))
 
     async def task(self, task_id: str) -> TaskRow:
-        """Return a task that was listed, or that a split has. Raises ServiceError for an unknown one, and as above."""
+        """Return a task by its id. Raises ServiceError if no split has such a task, and the errors of `task_ids`."""
         if self._takes_any_task:
             return {"question_key": task_id, "question": "", "choices": (), "dataset": self.name, "domain": ""}
         for known in self._tasks.values():

@@ -32,7 +32,7 @@ _KILLED_S = 2.0
 
 
 class Worker:
-    """Process of one instance. All of it ends with `kill`, whatever the process does."""
+    """Process of one instance. `kill` ends it, whatever it is doing."""
 
     def __init__(self, pid: int, descriptor: int, channel: socket.socket, on_end: Callable[[], None]) -> None:
         """Take ownership of a process by its descriptor, and of our end of its socket pair."""
@@ -46,7 +46,7 @@ class Worker:
         self._loop.add_reader(descriptor, self._end)
 
     async def ask(self, request: Mapping[str, Any]) -> Any:
-        """Send a request and return the value of its reply. One at a time; after a cancellation it must be killed.
+        """Send a request and return the value of its reply. Send one at a time; after a cancellation, kill the worker.
 
         Raises WorkerGone, EnvironmentFailed, RequestUnfit, and ValueError for a request that is too long.
         """
@@ -77,18 +77,18 @@ class Worker:
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Kill the process, and wait until it no longer counts."""
+        """Kill the process, and wait up to `_KILLED_S` seconds until it has ended."""
         self.kill()
-        # Only a call of the kernel that hangs makes this take longer; the process counts until it has ended.
+        # Only a hanging system call delays the end further; until then the process counts towards `max_processes`.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.ended.wait(), _KILLED_S)
 
     def _end(self) -> None:
-        """Let go of an ended process."""
+        """Release the descriptors of a process that has ended."""
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
         if self._is_asked:
-            # A child of the process may hold the other end open, and the call still waits for it.
+            # A child of the process may keep the other end open, and the pending call would wait for it forever.
             with contextlib.suppress(OSError):
                 self._channel.shutdown(socket.SHUT_RDWR)
         else:
@@ -183,7 +183,7 @@ class Template:
         return Worker(pid, descriptor, ours, lambda: self._on_count(-1))
 
     async def close(self) -> None:
-        """End the template with all that it forked."""
+        """End the template process and all processes forked from it."""
         self._lose("the service is stopping")
         child, self._child = self._child, None
         if child is not None:
@@ -242,7 +242,7 @@ class Template:
         return control
 
     def _receive(self) -> None:
-        """Read what the template says."""
+        """Handle one message of the template."""
         assert self._control is not None
         try:
             message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 1)

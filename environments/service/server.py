@@ -27,7 +27,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
@@ -39,13 +39,13 @@ def serve(
     """Serve environments by name until SIGTERM or SIGINT; then release all instances.
 
     `on_ready` is called with the URL once requests are answered. Raises ConfigError and EngineError if an environment
-    cannot be loaded, or the address cannot be had.
+    cannot be loaded or the address is not available.
     """
     # Each connection and each process of an instance needs descriptors.
     with contextlib.suppress(ValueError, OSError):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # Time for which the process is stopped counts for no limit.
+    # Time during which the process is suspended counts towards no limit.
     steady_loop.run(_until_signal(EnvironmentService(settings, environments), on_ready))
 
 
@@ -108,7 +108,7 @@ async def _run(
 
 
 async def _answers(listener: socket.socket) -> None:
-    """Wait until the service answers a request. Raises EngineError if it refuses it."""
+    """Send a health check and wait for its answer. Raises EngineError if the status is not 200."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     reader, writer = await asyncio.open_connection(host, port)

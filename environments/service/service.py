@@ -49,7 +49,7 @@ class EnvironmentService:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Load the environments. Raises as `ServedKind.open`."""
+        """Load the environments. Raises the errors of `ServedKind.open`."""
         await gather_or_cancel([kind.open() for kind in self._kinds.values()])
 
     async def close(self) -> None:
@@ -74,7 +74,7 @@ class EnvironmentService:
             await asyncio.wait(set(self._ending))
 
     async def profile(self, envelope: Envelope) -> Reply:
-        """Return the ids of the tasks of `params.split`; `params.task_seed` selects others. Raises ServiceError."""
+        """Return the ids of the tasks of `params.split` for the seed `params.task_seed`. Raises ServiceError."""
         kind = self._kind(envelope)
         split, seed = envelope.params.get("split", "train"), envelope.params.get("task_seed", 0)
         if not isinstance(split, str) or not isinstance(seed, int):
@@ -109,7 +109,7 @@ class EnvironmentService:
         except Exception as error:  # noqa: BLE001 - any error of the environment
             raise self._told(kind.name, self._explained(error, kind.name)) from None
         left_s = limit_s - (asyncio.get_running_loop().time() - began)
-        # Listing tasks took time, in which others may have come, and SIGTERM.
+        # Other requests and SIGTERM may have come while the tasks were listed.
         if self.is_draining:
             raise ServiceError("shutting_down", "the service is stopping")
         if (again := self._made_by(envelope)) is not None:
@@ -131,7 +131,7 @@ class EnvironmentService:
         )
 
     async def call(self, op: str, envelope: Envelope) -> Reply:
-        """Carry out `step`, `evaluate` or `get_info`. Raises ServiceError for what was not acted."""
+        """Carry out `step`, `evaluate` or `get_info`. Raises ServiceError only if the call had no effect."""
         instance = self.instances.find(_needed(envelope, "instance_id"))
         if op == "step" and not envelope.messages:
             raise ServiceError("bad_request", "step needs messages, with the model's action")
@@ -168,7 +168,7 @@ class EnvironmentService:
         ]
 
     async def reap(self) -> None:
-        """End idle instances again and again. No instance holds up another, and no error ends it."""
+        """End idle instances at regular intervals, until cancelled, in background tasks; errors are only logged."""
         while True:
             await asyncio.sleep(self.settings.sweep_interval_s)
             try:
@@ -177,7 +177,7 @@ class EnvironmentService:
                 _log.exception("looking for idle instances failed; the next look comes")
 
     def sweep(self) -> int:
-        """Begin to end the instances that are idle for too long; return their number."""
+        """Start ending the instances that have been idle for longer than `idle_timeout_s`; return their number."""
         since = asyncio.get_running_loop().time() - self.settings.idle_timeout_s
         idle = [instance for instance in self.instances if instance.is_idle and instance.used_at < since]
         for instance in idle:
@@ -186,7 +186,7 @@ class EnvironmentService:
         return len(idle)
 
     def _end_soon(self, instance: Instance) -> asyncio.Task[None]:
-        """Forget an instance now, and end it in a task of its own."""
+        """Remove an instance from the table now, and end it in a background task."""
         self.instances.remove(instance)
         task = asyncio.create_task(self._ended(instance))
         self._ending.add(task)
@@ -214,7 +214,7 @@ class EnvironmentService:
         return reply
 
     async def _acted(self, instance: Instance, op: str, envelope: Envelope, limit_s: float) -> Reply:
-        """Return the reply of a call; one that failed after it began is a reply, too."""
+        """Return the reply of a call; if the call failed after it began, the reply reports the error."""
         began = time.perf_counter()
         try:
             value = await instance.call(op, envelope.messages, envelope.params, limit_s)
@@ -231,7 +231,7 @@ class EnvironmentService:
         return reply
 
     def _explained(self, error: Exception, kind: str, instance: Instance | None = None) -> ServiceError:
-        """Return the error to report to the caller; the log has the rest, under the same number."""
+        """Return the error to report to the caller; log an environment's error in full, under the number it reports."""
         if isinstance(error, ServiceError):
             return error
         if isinstance(error, RequestUnfit):

@@ -23,17 +23,17 @@ class EnvironmentServiceSettings(ListenSettings):
     max_processes: int = Field(default=256, ge=1)
     """Most processes of instances, for types that need one each; one more is refused with status 429."""
     call_timeout_s: float = Field(default=120.0, gt=0)
-    """Time limit of one call, unless its `params.timeout_s` says another; the instance is then lost."""
+    """Seconds that a call may take, unless `params.timeout_s` sets another limit; a longer call breaks its instance."""
     max_call_timeout_s: float = Field(default=3_600.0, gt=0)
-    """Most that `params.timeout_s` may say."""
+    """Largest time limit of a call in seconds that `params.timeout_s` can set."""
     idle_timeout_s: float = Field(default=3_600.0, gt=0)
-    """Instances that were not called for so long are released."""
+    """Seconds without a call after which an instance is released."""
     sweep_interval_s: float = Field(default=300.0, gt=0)
-    """Time between two looks for idle instances."""
+    """Seconds between two searches for idle instances."""
     close_timeout_s: float = Field(default=5.0, ge=0)
-    """Time that an instance gets to close by itself; then it is killed."""
+    """Seconds that an instance gets to close by itself; then it is killed."""
     drain_s: float = Field(default=10.0, ge=0)
-    """Time that calls in flight get to end when the service is stopped; then all instances are released."""
+    """Seconds that calls in flight get to end when the service is stopped; then all instances are released."""
     kept_reply_bytes: int = Field(default=32_768, ge=0)
     """Most bytes of replies that an instance keeps for repeated requests, besides the last reply."""
     max_body_bytes: int = Field(default=8_000_000, ge=1)
@@ -41,7 +41,7 @@ class EnvironmentServiceSettings(ListenSettings):
 
 
 def served_names(types: Iterable[str]) -> dict[str, str]:
-    """Return types by the names that callers send as `env_type`: without folders, which callers are not told.
+    """Return name -> type; callers send the names as `env_type`, so names do not show folders of this machine.
 
     Raises ConfigError if two have the same name.
     """
@@ -55,7 +55,7 @@ def served_names(types: Iterable[str]) -> dict[str, str]:
 
 
 def _class_in(folder: Path) -> str | None:
-    """Return the place of a class that lies as AgentEvolver has them: class `NameEnv` in `name/name_env.py`."""
+    """Return the class of a folder in AgentEvolver's layout, `name/name_env.py:NameEnv`; None for another layout."""
     file = folder / f"{folder.name}_env.py"
     return f"{file}:{folder.name.capitalize()}Env" if file.is_file() else None
 

@@ -1,7 +1,7 @@
 """Load an environment once, and fork a process for each of its instances: `python -m ...template SOCKET`.
 
-Runs under the supervisor of engines, which kills all of it when the service ends. It has one thread and runs no code of
-an environment but its import. Messages are JSON datagrams on the socket at the path given:
+Runs under the supervisor of engines, which kills this process and its children when the service ends. It has one thread
+and only imports the environment's code. Messages are JSON datagrams on the socket at the path given:
 
 - from the service: first `{"settings": ...}`, then `{"fork": n}` with one end of a socket pair per instance;
 - to the service: `{"ready": true}` or `{"failed": line}`, then `{"forked": n}` with a descriptor of the process, or
@@ -35,7 +35,7 @@ _POLL_S = 1.0
 
 
 def main(path: str) -> int:
-    """Serve forks until the service closes the socket."""
+    """Fork processes on requests of the service until it closes the socket."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.connect(path)
     supervisor.become_reaper()
@@ -46,7 +46,7 @@ def main(path: str) -> int:
         control.send(orjson.dumps({"failed": str(error)}))
         return 1
     wakeup = supervisor.wake_on_children()
-    # What is loaded is never collected, so that the processes keep sharing its memory.
+    # Exempt loaded objects from garbage collection, so that the forked processes keep sharing their memory.
     gc.collect()
     gc.freeze()
     control.send(orjson.dumps({"ready": True}))
@@ -90,7 +90,7 @@ def _serve(control: socket.socket, settings: EnvironmentSettings, living: set[in
 
 
 def _become_worker(template: int, control: socket.socket, settings: EnvironmentSettings, descriptor: int) -> None:
-    """Hold an instance in this fresh child; it does not return."""
+    """Serve one instance in this newly forked child process; never return."""
     try:
         supervisor.die_with_parent(template)
         os.setsid()
@@ -105,7 +105,7 @@ def _become_worker(template: int, control: socket.socket, settings: EnvironmentS
 
 
 def _reap(living: set[int], own: frozenset[int]) -> None:
-    """Reap the ended, and kill what they left behind; `own` are processes that loading the environment started."""
+    """Reap ended processes, and kill those they left behind; `own` are processes started by loading the environment."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -21,7 +21,7 @@ def _fit_for_paths(identity: str) -> str:
 
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 InstanceId = Annotated[Identifier, AfterValidator(_fit_for_paths)]
-"""Environments such as AppWorld's name folders by it."""
+"""Id of an instance; it has no path separators because environments such as AppWorld's name folders by it."""
 
 
 class Envelope(BaseModel):
@@ -30,14 +30,14 @@ class Envelope(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     env_type: Annotated[str, StringConstraints(max_length=256)] | None = None
-    """Type of environment; none means the first one that is served."""
+    """Name of a served environment; none means the first one."""
     task_id: Annotated[str, StringConstraints(max_length=1024)] | None = None
     instance_id: InstanceId | None = None
     messages: dict[str, Any] = {}
     """The action: `{"role": "assistant", "content": text, "tool_calls": [...]}`."""
     params: dict[str, Any] = {}
     request_id: Identifier | None = None
-    """A repeated step or create with the id of an earlier one gets its stored reply, and is not acted again."""
+    """A step or create with the `request_id` of an earlier one is not carried out again, and gets the stored reply."""
 
 
 class ToolCall(BaseModel):
@@ -158,7 +158,7 @@ class ErrorReply(BaseModel):
 def checked_state(value: Any, *, is_first: bool) -> dict[str, Any]:
     """Return a state that an environment made, if it fits the interface. Raises ValueError.
 
-    With `is_first` it is that of `create`, with the system message and the user's; else it has one message.
+    With `is_first` the state must have the system message and the user's, as after `create`, else one message.
     """
     state = State.model_validate(value)
     roles = [message.role for message in state.state]

@@ -37,7 +37,7 @@ from treadle.web.pages.control_tokens import without_tokens
 OnLimit = Literal["notice", "silent", "stop", "refuse"]
 
 TOOLS_UNIT = "tools"
-"""Cached unit with the tools that the model was given before its first turn."""
+"""Name of the cached unit with the tools that the model was given before its first turn."""
 EMPTY_RESULT = "(no output)"
 _NOT_RUN = "This call was not run."
 
@@ -47,10 +47,11 @@ class CallLimits:
     """Limits of the calls of one episode.
 
     Attributes:
-        of_entry: Function that returns the most executed calls of each tool of an entry; None means no limit.
+        of_entry: Function from the name of an entry in `environment.tools` to the most executed calls of each of its
+            tools; None means no limit.
         total: Most executed calls over all tools; None means no limit.
-        on_limit: Reaction to a call over a limit; see `QuestionSettings.on_limit`. With `refuse` a result reports it,
-            each time.
+        on_limit: Reaction to a call over a limit; see `QuestionSettings.on_limit`. With `refuse`, the result of each
+            such call reports the limit.
     """
 
     of_entry: Callable[[str], int | None]
@@ -64,7 +65,7 @@ async def open_sources(
 ) -> AsyncIterator[dict[str, ToolSource]]:
     """Open the sources of `environment.tools` for the duration of the block; disabled entries are left out.
 
-    `taken` are names of other tools. Raises ToolError and ConfigError, also if two tools have one name.
+    `taken` are names of other tools. Raises ToolError and ConfigError, also if two tools have the same name.
     """
     async with contextlib.AsyncExitStack() as stack:
         sources: dict[str, ToolSource] = {}
@@ -85,11 +86,11 @@ def source_facts(sources: Mapping[str, ToolSource]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class EpisodeCalls:
-    """Tools of one episode, their limits and its ledger.
+    """Tools of one episode, the limits of their calls, and the ledger that records the calls.
 
     Attributes:
         sources: Open sources by the name of their entry.
-        dialect: Writes results.
+        dialect: Dialect that formats results for the model.
     """
 
     sources: Mapping[str, ToolSource]
@@ -97,7 +98,7 @@ class EpisodeCalls:
     limits: CallLimits = CallLimits(lambda entry: None)
     ledger: Ledger = field(init=False)
     recorded: Mapping[str, CallRecord] = field(default_factory=dict)
-    """Recorded calls by id that replace calls of stateless tools when a turn is acted again."""
+    """Id -> recorded call, which replaces a call of a stateless tool when a resumed episode repeats a turn."""
     _tools: dict[str, EpisodeTools] = field(default_factory=dict)
     _entries: dict[str, str] = field(default_factory=dict)
     _schemas: dict[str, ToolSchema] = field(default_factory=dict)
@@ -126,7 +127,7 @@ class EpisodeCalls:
         return schemas
 
     def _new_schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the schemas of tools that were not known before; the first tool of a name keeps it."""
+        """Return the schemas of tools that were not known before; of tools with the same name, the first one counts."""
         found: dict[str, ToolSchema] = {}
         for tools in self._tools.values():
             for one in tools.schemas:
@@ -140,7 +141,7 @@ class EpisodeCalls:
             self._schemas[schema.name] = schema
 
     def _entry(self, tool: str) -> str | None:
-        """Return the entry that has a tool now; None if none has."""
+        """Return the name of the entry that provides a tool; None if no entry does."""
         if (entry := self._entries.get(tool)) is not None:
             return entry
         for name, tools in self._tools.items():
@@ -152,7 +153,7 @@ class EpisodeCalls:
     async def run(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Run the allowed calls of a turn concurrently, in its order, and refuse the others.
 
-        The observation ends the rollout with `limit` if a call over a limit does.
+        The observation has the status `limit` if a call over a limit ends the rollout.
         """
         is_native = self.dialect.ends_every_turn
         calls = turn.calls
@@ -204,8 +205,8 @@ class EpisodeCalls:
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Put the tools into the state after recorded calls.
 
-        Calls of stateless tools are only counted, those of tools that reenact are made again, in their order. Raises
-        EpisodeDiverged if one has another outcome, or if the state of a tool cannot be restored.
+        Calls of stateless tools are only counted; calls of tools that reenact are made again, in their order. Raises
+        EpisodeDiverged if a call has another outcome this time, or if the state of a tool cannot be restored.
         """
         calls = {call.id: call for call in turn.calls}
         for record in observation.calls:
@@ -222,12 +223,12 @@ class EpisodeCalls:
         self._add(observation.tools)
 
     def count(self, records: Sequence[CallRecord]) -> None:
-        """Count calls in the ledger."""
+        """Add recorded calls to the ledger."""
         for record in records:
             self.ledger.add(record)
 
     async def outcome(self) -> Outcome | None:
-        """Return the outcome of the ended episode; that of the first tool that reports one counts."""
+        """Return the outcome of the ended episode from the first tool that reports one; None if no tool does."""
         for tools in self._own():
             if (outcome := await tools.outcome()) is not None:
                 return outcome
@@ -272,8 +273,8 @@ class EpisodeCalls:
     def _message(self, record: CallRecord) -> Message:
         """Return the message with a result.
 
-        Spelled control tokens are encoded as plain text anyway, but other added tokens, such as Qwen's `<tool_call>`,
-        would be matched as a whole: they are broken up in results from the web, and in all with native calls.
+        Control tokens in a result are always encoded as plain text. Other added tokens, such as Qwen's `<tool_call>`,
+        would be encoded as one token, so they are broken up: in results from the web, and with native calls in all.
         """
         text = record.text
         if self.dialect.ends_every_turn and not text:
@@ -283,7 +284,7 @@ class EpisodeCalls:
         return self.dialect.result(text, self._label(record))
 
     def _label(self, record: CallRecord) -> str:
-        """Return what a result is called."""
+        """Return the label of a result in its message: the id of the call."""
         return record.id
 
     def _refusals(self, calls: Sequence[Call]) -> dict[str, tuple[str, bool]]:
@@ -323,7 +324,7 @@ class EpisodeCalls:
 
 
 def outcome_of(record: CallRecord) -> ToolOutcome:
-    """Return the outcome that a record was made of."""
+    """Return the outcome of a recorded call."""
     return ToolOutcome(
         record.status,
         record.text,
@@ -337,7 +338,7 @@ def outcome_of(record: CallRecord) -> ToolOutcome:
 
 
 def record_of(call: Call, turn: int, outcome: ToolOutcome) -> CallRecord:
-    """Return the ledger entry of a call and its outcome."""
+    """Return the record of a call with its outcome."""
     return CallRecord(
         call.tool,
         call.text,

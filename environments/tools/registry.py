@@ -16,7 +16,7 @@ from treadle.core.registry import Registry
 
 
 def check_names(schemas: Mapping[str, Sequence[ToolSchema]], taken: Iterable[str] = ()) -> None:
-    """Raise ValueError if two tools have one name. `schemas` has the tools of each entry, `taken` names of others."""
+    """Raise ValueError if tools of two entries in `schemas` have the same name, or a tool has a name in `taken`."""
     owners = {name: f"environment.{name}" for name in taken}
     for entry, tools in schemas.items():
         for schema in tools:

@@ -20,7 +20,7 @@ from treadle.core.store.exported import new_folder, write_facts
 from treadle.core.untrusted.input_files import read_rows
 
 _MAX_BYTES = 256 * 1024**2
-"""Most bytes of the packed tests of a problem."""
+"""Most bytes that the packed tests of a problem may decompress to."""
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _CASES = ("public_test_cases", "private_test_cases")
 
@@ -28,7 +28,7 @@ _CASES = ("public_test_cases", "private_test_cases")
 def write_tests(source: Path, target: Path, *, replace: bool = False) -> int:
     """Write `<target>/<question_id>.json` for each row of a LiveCodeBench file; return their number.
 
-    Raises DataError, naming the row, for tests that cannot be read and for an id that is no name of a file or repeated.
+    Raises DataError, naming the row, for tests that cannot be read and for an id that occurs twice or is no file name.
     """
     seen: set[str] = set()
     with new_folder(target, replace=replace) as folder:

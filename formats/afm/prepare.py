@@ -31,7 +31,7 @@ Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet(folder + "/da
 
 @dataclass(slots=True)
 class Summary:
-    """What was written: rows, their sizes in characters, and rows left out with their reasons."""
+    """Summary of an export: number of rows, their sizes in characters, and rows left out with their reasons."""
 
     file: str
     num_rows: int = 0
@@ -72,7 +72,7 @@ def prepare_rows(
 ) -> Summary:
     """Write `<target>/data/<name of source>.parquet`: rows with these tools and the instructions `prompt`.
 
-    An empty `prompt` adds none.
+    An empty `prompt` adds no instructions.
     `limit` is the number of rows to take from the start. Raises DataError for a row that cannot be used unless
     `filter_none` is set, and if no row is left; ConfigError for a target that cannot be written.
     """

@@ -69,7 +69,7 @@ class Prepared:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Prepared:
-        """Read `{question, answer, data_source, file_name}`, or a row of the schema, of which the prompt is replaced.
+        """Read `{question, answer, data_source, file_name}`, or a row of the schema, whose prompt will be replaced.
 
         Raises DataError for a missing or empty field and for an answer in no known form.
         """
@@ -101,7 +101,7 @@ class Prepared:
         )
 
     def row(self, number: int, tools: Sequence[str], instructions: str) -> dict[str, Any]:
-        """Return the row for the schema; `number` tells equal questions apart."""
+        """Return the row for the schema; `number` distinguishes equal questions."""
         truth = encode(self.truth)
         kwargs = {"create_kwargs": {"ground_truth": truth, "question": self.question, "data_source": self.data_source}}
         marker = MARKERS[self.truth.tests is not None]
@@ -124,8 +124,8 @@ class Prepared:
 def prepared(rows: Iterator[InputRow], refused: list[str] | None) -> Iterator[tuple[int, Prepared]]:
     """Yield each row's number and its question.
 
-    A row that cannot be used is an error, DataError, or is added to `refused` if that is given. So is an index that
-    an earlier row has: rows of one index are one group in training.
+    A row that cannot be used raises DataError, or is added to `refused` if that is given. A row with the index of an
+    earlier row cannot be used: rows with the same index would be one group in training.
     """
     seen: set[str] = set()
     for row in rows:
@@ -145,7 +145,7 @@ def prepared(rows: Iterator[InputRow], refused: list[str] | None) -> Iterator[tu
 
 
 def _asked(prompt: Any) -> str:
-    """Return what follows the last marker in the user message of a prompt, or all of it."""
+    """Return the text after the last marker in the user message of a prompt, or the whole message without a marker."""
     users = [part for part in prompt or () if isinstance(part, Mapping) and part.get("role") == "user"]
     content = users[-1].get("content") if users else None
     if not isinstance(content, str):

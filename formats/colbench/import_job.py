@@ -29,10 +29,10 @@ class DialogueImport:
 
     Attributes:
         num_rows: Dialogues that became rollouts.
-        num_tasks: Their tasks.
-        num_masked_in: Tokens of the agent in them; 0 without a tokenizer.
+        num_tasks: Tasks of these dialogues.
+        num_masked_in: Tokens of these dialogues that count as the agent's; 0 without a tokenizer.
         reasons: Number of rejected rows by reason.
-        first_rejected: The first of them with each reason: row and what is wrong.
+        first_rejected: Reason -> number of the first row rejected for it, and a description of the problem.
     """
 
     num_rows: int = 0
@@ -47,7 +47,7 @@ class DialogueImport:
         self.first_rejected.setdefault(error.reason, (number, str(error)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-able form."""
+        """Return the counts as JSON-compatible data."""
         return {
             "num_rows": self.num_rows,
             "num_tasks": self.num_tasks,
@@ -57,7 +57,7 @@ class DialogueImport:
 
 
 class DialogueJob:
-    """Replacement of the stage's function that writes the dialogues of a file."""
+    """Replacement of the function of the stage `rollouts`, which writes the dialogues of a file."""
 
     def __init__(self, path: Path, sha256: str, rows: DialogueRows) -> None:
         self._path, self._sha256, self._rows = path, sha256, rows
@@ -92,7 +92,7 @@ class DialogueJob:
         return {**counts, "imported_from": self._path.name, IMPORTED_SHA256: self._sha256, **left_out}
 
     def _converted(self, questions: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the rows in the order of their questions, as the stage writes them; samples in that of the file."""
+        """Yield rows in the order of the questions, as the stage writes them; rows of one question in file order."""
         by_task: dict[tuple[str, str], list[ColbenchTrajectory]] = {key: [] for key in questions}
         for one in read_trajectories(self._path):
             if isinstance(one, Rejected):

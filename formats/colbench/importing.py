@@ -25,7 +25,7 @@ def import_dialogues(
     """Import the dialogues of a file as the rollouts of an instance whose questions already exist.
 
     Rows that cannot be used are left out, also those whose task the stage itself would not use. Raises ConfigError for
-    an instance of another stage or environment, DataError if no row can be used, and as `import_result` does.
+    an instance of another stage or environment, DataError if no row can be used, and the errors of `import_result`.
     """
     wanted = instance(config, address)
     settings = wanted.settings

@@ -31,7 +31,7 @@ class DialogueRows:
         self._digests = environment.digests()
 
     def row(self, one: ColbenchTrajectory, question: Mapping[str, Any], sample_index: int) -> dict[str, Any]:
-        """Return the row of a dialogue about a question; raise RowRejected if its ids cannot be found."""
+        """Return the row of a dialogue about a question; raise RowRejected if its token ids cannot be determined."""
         head = head_of_row(question, self._model, sample_index, 0) | {
             "rollout_key": rollout_key(question["question_key"], self._model, sample_index, IMPORTED),
             "operator": IMPORTED,

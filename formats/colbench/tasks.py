@@ -145,7 +145,7 @@ def write_tasks(
     split: Split | None = None,
     replace: bool = False,
 ) -> int:
-    """Write tasks of one half as questions into a new folder; return their number. Raises as `import_tasks` does."""
+    """Write tasks of one half as questions into a new folder; return their number. Raises like `import_tasks`."""
     count = 0
     with new_folder(target, replace=replace) as folder:
         with (folder / TASKS_FILE).open("wb") as file:

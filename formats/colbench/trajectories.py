@@ -15,7 +15,7 @@ from treadle.datagen.questions.rows import check_text
 from treadle.formats.colbench.tasks import ColbenchTask, task_of
 
 MAX_CHARS = 1_000_000
-"""Limit for one dialogue."""
+"""Most characters of all messages of one dialogue."""
 _NO_ANSWER = "No answer"
 """What the published program stores for a dialogue without an answer."""
 
@@ -26,9 +26,9 @@ class ColbenchTrajectory:
 
     Attributes:
         number: 1-based row of the file.
-        turns: What the agent wrote: of earlier turns the part that later prompts have, of the last turn all of it.
-        replies: What the person replied to all turns but the last.
-        has_answer: Whether the file has an answer of it.
+        turns: Texts of the agent: of the last turn the whole text, of earlier turns the part that later prompts show.
+        replies: The person's replies to all turns but the last.
+        has_answer: Whether the file has an answer for the dialogue.
     """
 
     number: int
@@ -44,7 +44,7 @@ class ColbenchTrajectory:
 
 
 def task_key(description: str, reference: str) -> tuple[str, str]:
-    """Return what two tasks have in common only if they are the same."""
+    """Return a key of a task; only equal tasks have the same key."""
     return description.strip(), reference.strip()
 
 

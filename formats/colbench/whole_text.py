@@ -38,9 +38,9 @@ def encode_dialogue(
     """Return the pieces of a dialogue with their places in its ids, and the ids with their origins.
 
     The ids are those of the whole conversation as the chat template renders it; if a token crosses the border of a
-    turn, each part is encoded alone, as in a rollout. Those of the agent's text, and the one that ends each of its
-    turns, have the origin "re-encoded"; all others that of the system. Raises RowRejected if the template changes
-    messages, other than by stripping white space around them, and if the agent has written nothing.
+    turn, each part is encoded alone, as in a rollout. The ids of the agent's text, and the id that ends each of its
+    turns, have the origin "re-encoded"; all other ids have the origin "system". Raises RowRejected if the template
+    changes messages, other than by stripping white space around them, or if the agent has written nothing.
     """
     roles = itertools.cycle(("assistant", "user"))
     texts = [text for pair in itertools.zip_longest(turns, replies) for text in pair if text is not None]
@@ -73,7 +73,10 @@ def encode_dialogue(
 def _with_turn_ends(
     segments: list[Segment], ids: Sequence[int], start: int, codec: ChatTokenizer
 ) -> tuple[list[Segment], Sample]:
-    """Give the agent its text and the ids that end its turns; what follows the last one is left out."""
+    """Return segments and sample in which the agent's text and the ids that end its turns count as the agent's.
+
+    Ids after the end of the last turn are left out.
+    """
     own = list(ids[start:])
     end = segments[-1].end if segments else 0
     if end < len(own) and own[end] in codec.eos_ids:

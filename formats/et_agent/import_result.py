@@ -1,4 +1,4 @@
-"""Count what a file to import has, and list its rejected rows."""
+"""Count the rows and trajectories of a file to import, and list its rejected rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ImportResult:
             self.rejected_rows.append(RejectedRow(number, error.reason, str(error)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-able form."""
+        """Return the result as JSON-compatible data."""
         return {
             **{name: getattr(self, name) for name in _COUNTS},
             "left_out": dict(sorted(self.reasons.items())),

@@ -29,7 +29,7 @@ def import_records(
 
     Rows that cannot be used are left out, including those whose question the stage itself would not use. Raises
     RunError if there is another result or unfinished work (both unless `force`), or if other processes work on its
-    shards; DataError if no row can be used; and as `execute` does.
+    shards; DataError if no row can be used; and the errors of `execute`.
     """
     wanted = instance(config, address)
     if wanted.stage.name != kind:

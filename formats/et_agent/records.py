@@ -21,7 +21,7 @@ ImportKind = Literal["pools", "rollouts"]
 
 MAX_TRAJECTORIES = 1_000
 MAX_CHARS = 1_000_000
-"""Limit for one trajectory."""
+"""Most characters of one trajectory."""
 IMPORTED = "imported"
 INITIAL = "initial"
 

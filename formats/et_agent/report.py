@@ -51,7 +51,7 @@ class _Group:
     samples: list[LegacySample] = field(default_factory=list)
     executions: list[tuple[float, list[str]]] = field(default_factory=list)
     lengths: list[float | None] = field(default_factory=list)
-    """P / L of each sample; None if L is unknown."""
+    """Correctness divided by the number of reasoning tokens, of each sample; None if that number is unknown."""
     votes: list[tuple[int, int]] = field(default_factory=list)
     is_judged: bool = False
 
@@ -59,7 +59,7 @@ class _Group:
 def legacy_report(
     scores: Iterable[Row], rollouts: Iterable[Row], questions: Iterable[Row]
 ) -> dict[str, dict[str, dict[str, float | str | None]]]:
-    """Map model -> data set -> figures under the original's names, without its date.
+    """Map model -> data set -> figures under the published program's names, without the date that it adds.
 
     `has_judge` of a score row tells whether judges decide about answers that the rule does not accept. If so,
     `llm_equal` is 1 if the answer was scored as correct, by rule or judge, or if it equals the first gold answer;
@@ -116,14 +116,14 @@ def _figures(group: _Group) -> dict[str, float | str | None]:
 
 
 def export_report(run: Run, record: StageRecord, target: Path, *, replace: bool = False) -> dict[str, Any]:
-    """Write the figures of `report_of_run` as JSON into a file; return a summary. Raise as `write_file` does too."""
+    """Write the figures of `report_of_run` as JSON into a file; return a summary. Raises like it and `write_file`."""
     content = orjson.dumps(report_of_run(run, record), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     write_file(target, content, replace=replace)
     return {"file": str(target), "format": "et-agent", "instance": record.address, "bytes": len(content)}
 
 
 def report_of_run(run: Run, record: StageRecord) -> dict[str, Any]:
-    """Return the figures from the scores that a report read; raise RunError if these were made again since."""
+    """Return the figures from the scores that a report read; raise RunError if the scores were replaced since."""
     scores = report_tables(record)
     makers = [_maker(run, ref) for ref, _ in scores]
     rollouts = [ref.artifact for maker in makers for ref in maker.inputs["rollouts"]]

@@ -1,7 +1,7 @@
-"""Break up spellings of control tokens in text from the web, so that no page can write one, whatever the model.
+"""Break up spelled-out control tokens in text from the web, so that no page can put one into a model's prompt.
 
-Of a known tokenizer, its own tokens are broken up. A server that is sent text tokenizes it with another tokenizer, so
-the spellings in common use are broken up in any case. Pure.
+The tokens of a known tokenizer are broken up. A server that gets text may have another tokenizer, so spellings in
+common use are broken up in any case. Pure functions.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class _TransientFailure(Unfetchable):
 
 
 class FetchLimits(Protocol):
-    """Limits of fetches; `treadle.web.config.WebSettings` has them."""
+    """Limits of fetches, which `treadle.web.config.WebSettings` implements."""
 
     @property
     def fetch(self) -> FetchSettings:
@@ -82,19 +82,19 @@ class FetchLimits(Protocol):
 
     @property
     def max_page_bytes(self) -> int:
-        """Largest body."""
+        """Largest body of a page in bytes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is fetched.
+    """Kind of content to fetch.
 
     Attributes:
-        what: For messages.
+        what: Description of the content for messages.
         media_types: Media types that are accepted.
-        accept: Header `Accept`.
-        encodings: Header `Accept-Encoding`.
+        accept: Value of the header `Accept`.
+        encodings: Value of the header `Accept-Encoding`.
         check_first_bytes: Raises Unfetchable for the beginning of a body without a type; None accepts any.
     """
 
@@ -324,7 +324,7 @@ PAGES = Wanted(
     "gzip, deflate",
     _check_first_bytes,
 )
-"""Pages that are read."""
+"""Kind of content of web pages."""
 
 
 def _failure(error: Exception, current: Exchange) -> Unfetchable:

@@ -33,7 +33,7 @@ async def page_entry(
 ) -> PageEntry:
     """Return the entry of a page of at most `max_bytes` decompressed bytes. `deadline` is in the event loop's clock.
 
-    Raises TreadleError, OSError, MemoryError or RuntimeError for what says nothing about the page.
+    Raises TreadleError, OSError, MemoryError or RuntimeError for failures that the page did not cause.
     """
     final_url = ""
     try:

@@ -137,7 +137,7 @@ def words_of(text: str) -> frozenset[str]:
 
 
 def overlap(left: frozenset[str], right: frozenset[str]) -> float:
-    """Return the F1 of two sets of words: twice the size of the intersection by the sum of sizes; 0 if both empty."""
+    """Return the F1 of two sets of words: twice the size of the intersection / the sum of sizes; 0 for empty sets."""
     total = len(left) + len(right)
     return 2 * len(left & right) / total if total else 0.0
 

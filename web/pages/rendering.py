@@ -34,7 +34,7 @@ def render_pages(hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: W
 
 
 def documents_of(hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: WebSettings) -> tuple[str, ...]:
-    """Return the same as documents for a summarizer: with URLs, and by default with wider windows."""
+    """Return the objects of `render_pages` as documents for a summarizer: with URLs and wider windows by default."""
     return tuple(_objects(hits, pages, settings, SUMMARY_WINDOW_CHARS, urls=True))
 
 
@@ -99,7 +99,10 @@ def _render_hit(
 
 
 def _fit(shown: dict[str, Any], remaining_chars: int) -> tuple[str, bool]:
-    """Return an object of at most `remaining_chars` characters, and whether its context is complete; else nothing."""
+    """Return an object as at most `remaining_chars` characters of JSON, and whether its context is complete.
+
+    The text is empty if the object does not fit even without its context.
+    """
     line, context = _json(shown), shown["context"]
     if len(line) <= remaining_chars:
         return line, True

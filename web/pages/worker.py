@@ -54,9 +54,9 @@ from treadle.web.types import (
 READER_VERSION = 1
 """Version in the reader's name in entries; increment it if the same page gives another text."""
 CPU_LIMIT_S = 5
-"""Of one page."""
+"""CPU time limit of one page, in seconds."""
 MEMORY_LIMIT_BYTES = 1024**3
-"""Address space."""
+"""Limit of the address space of this process and of each child."""
 
 _PDF_S = 2.0
 """CPU seconds after which no further page of a PDF is started; the pages read by then are its text."""
@@ -143,9 +143,9 @@ def _self_test(problem: str) -> dict[str, Any]:
 
 
 def _in_child(work: Callable[[str], dict[str, Any]]) -> tuple[int, bytes]:
-    """Run `work` in a forked child; return the child's exit code and output. The child has ended by then.
+    """Run `work` in a forked child and wait for its end; return the child's exit code and output.
 
-    `work` is called with what could not be restricted (see `process_confinement.confine`).
+    `work` is called with a text about restrictions that are missing (see `process_confinement.confine`).
     """
     ours, theirs = os.pipe()
     parent, child = os.getpid(), os.fork()

@@ -98,7 +98,7 @@ def collect_entries(
     recorded_at: datetime | None = None,
     base: Iterable[tuple[Entry, str | None]] = (),
 ) -> ImportedEntries:
-    """Read all entries of some files, after those of a record (`base`); of entries with one key, the first is kept.
+    """Read the entries of some files, after those of a record (`base`); of entries with equal keys, the first is kept.
 
     Raises DataError if a file cannot be read or contains nothing usable, and StorageError.
     """

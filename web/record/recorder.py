@@ -53,8 +53,8 @@ class WebRecorder:
     ) -> None:
         """Prepare a recorder with the run's `store` and `base`, the record at `recorded_in`.
 
-        Reads use `threads`; writes use threads of their own. Raises ArtifactError if the base is not the one in the
-        settings, and ToolError if a required one is missing.
+        Reads use `threads`; writes use threads of their own. Raises ArtifactError if the base is not the record in the
+        settings, and ToolError if a required base or store is missing.
         """
         self._replays = settings.mode == "replay"
         if self._replays and base is None:
@@ -89,7 +89,7 @@ class WebRecorder:
 
         def base() -> SearchEntry | None:
             found = self._in_base(key) or (self._base.loose(loose_key(query)) if self._base else None)
-            # Found by a loose key, it becomes the entry of exactly this query.
+            # An entry found by a loose key becomes the entry of exactly this query.
             return None if found is None else replace(_as(SearchEntry, found), key=key, query=query, language=language)
 
         miss = self._miss(f"search for '{_for_message(query)}' ({language})", "")
@@ -200,7 +200,7 @@ class WebRecorder:
         return entry
 
     def _is_fresh(self, entry: Entry) -> bool:
-        """Return whether an entry of the base is reused in mode `record` rather than requested again."""
+        """Return whether an entry of the base record is reused in mode `record` rather than requested again."""
         settings = self._settings
         # Imported entries are reused with any provider, since their own is unknown.
         if isinstance(entry, SearchEntry) and entry.provider not in (self._provider, IMPORTED):

@@ -39,7 +39,7 @@ def recorded_in(run: Run) -> list[Path]:
 def verify_web(run: Run) -> dict[str, list[str]]:
     """Return the problems of a run's web data by location: its store, and the record that it uses.
 
-    A location without problems has an empty list; one that the run does not have is missing.
+    A location without problems has an empty list; the store is left out if it is empty.
     """
     store, problems = run.store(WEB_STORE), list[str]()
     keys = list(store.keys())
@@ -59,7 +59,7 @@ def verify_web(run: Run) -> dict[str, list[str]]:
 
 
 class RunEntries(ExitStack):
-    """Entries of a run's store and of the records that it replays or extends; these are opened on first use."""
+    """Entries of a run's store and of the records that the run replays or extends. Records are opened on first use."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class RunEntries(ExitStack):
         return [self.enter_context(closing(open_record(place))) for place in recorded_in(self._run)]
 
     def addresses(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the URLs of pages by key, for the first keys; a key that cannot be looked up is left out."""
+        """Return the URLs of pages by key, for the first 200 keys; a key that cannot be looked up is left out."""
         found = {}
         for key in list(dict.fromkeys(keys))[:_MOST_SHOWN]:
             try:

@@ -32,7 +32,7 @@ from treadle.environments.colbench.human import Person
 from treadle.environments.planning.tools.pictures import Picture
 
 NOTICE = f"\n\n[One message is left. It must be the final page, behind {FINAL}]"
-"""What follows the last reply, so that the agent knows that its next page is compared."""
+"""Text appended to the person's last reply, so that the agent makes its next page the final one."""
 _ENDED_BY_ENGINE = ("filtered", "context_full", "budget")
 
 
@@ -47,7 +47,7 @@ class FrontendEpisode:
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         """Return the system message and the person's request.
 
-        Raises ToolError for a task without a target, or whose target cannot be drawn: such an episode is void.
+        Raises ToolError for a task without a target page, or whose target page cannot be drawn.
         """
         self._task, self._options = task, options
         try:
@@ -78,7 +78,7 @@ class FrontendEpisode:
         return Observation(calls, (Message(reply + self._notice(turn)),))
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
-        """Take the recorded end; the person is not asked again, and no page is drawn again."""
+        """Restore the recorded status; the person is not asked again, and no page is drawn again."""
         self._status = observation.status
 
     def _ending(self, turn: ModelTurn) -> str | None:
@@ -93,13 +93,13 @@ class FrontendEpisode:
         return NOTICE if is_next_last and not self._settings.is_legacy else ""
 
     def _target_call(self, turn: ModelTurn) -> tuple[CallRecord, ...]:
-        """Return the entry of the target, which the ledger has once."""
+        """Return the call record of the target page with the first turn, and nothing with later turns."""
         if turn.number:
             return ()
         return (CallRecord(TARGET, "", "ok", turn.number, note=self._target.note, id=call_id(turn.number, TARGET, 0)),)
 
     async def _drawn(self, turn: ModelTurn) -> tuple[Picture | None, CallRecord]:
-        """Return the picture of the page in a turn, None without one, and the entry in the ledger."""
+        """Return the picture of the page in a turn, None without a picture, and the call record of drawing it."""
         legacy = self._settings.is_legacy
         reading = read_turn(turn.text, legacy=legacy)
         page = None if legacy or reading.answer is None else find_page(reading.answer)
@@ -123,7 +123,7 @@ class FrontendEpisode:
         return await person.reply(messages, turn.number, context.deadline)
 
     async def outcome(self) -> Outcome | None:
-        """Return None: the pictures decide, from the stored rollout."""
+        """Return None: a scorer compares the stored pictures later."""
         return None
 
     async def close(self) -> None:

@@ -61,7 +61,7 @@ class FrontendType:
 
     @contextlib.asynccontextmanager
     async def open(self, settings: FrontendSettings, resources: Resources) -> AsyncIterator[FrontendRuntime]:
-        """Start the browser. Raises SandboxError if there is none, or none can be isolated."""
+        """Start the browser. Raises SandboxError if there is no browser, or it cannot be isolated."""
         sheet = settings.read_stylesheet()
         store = None if resources.store is None else resources.store(PICTURES)
         async with PageRenderer(settings.browser, stand_in) as renderer:
@@ -69,7 +69,7 @@ class FrontendType:
             yield FrontendRuntime(settings, resources.roles.get(HUMAN), drawer)
 
     def replaying(self, settings: FrontendSettings) -> None:
-        """Return None: replies of the person are not in the ledger."""
+        """Return None: turns cannot be replayed, since replies of the person are not recorded as calls."""
 
     async def score(self, settings: FrontendSettings, task: Task, rollout: StoredRollout) -> Outcome | None:
         """Return None: the scorer `similarity` decides."""
@@ -80,5 +80,5 @@ class FrontendType:
         return f"The person of this task wants the following page:\n```html\n{target_page(task.payload)}\n```"
 
     def facts(self, settings: FrontendSettings) -> dict[str, str]:
-        """Return nothing."""
+        """Return no facts."""
         return {}

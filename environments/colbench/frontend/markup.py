@@ -13,9 +13,9 @@ from typing import Any
 from treadle.agent.tools.workspace.files import BadTask
 
 PAGE, TARGET = "page", "target"
-"""Tools in the ledger: a page of the agent, and the target page. Their notes name the pictures."""
+"""Tools in call records of a page of the agent, and of the target page. The records' notes name the pictures."""
 MAX_PAGE_CHARS = 1_000_000
-"""Longest page."""
+"""Longest target page in characters."""
 PICTURES = "https://picsum.photos/id/48"
 """Source of all pictures: its address ends with `/width/height`."""
 _USUAL_SIZE = ("640", "480")
@@ -75,14 +75,14 @@ def find_page(text: str, *, legacy: bool = False) -> Snippet | None:
 
 
 def _closed(text: str, name: str) -> str | None:
-    """Return the first element of a name in lower case that has a closing tag, as the published program finds it."""
+    """Return the text from a name's first opening tag to its next closing tag, as the published program finds it."""
     start = text.find(f"<{name}")
     end = text.find(f"</{name}>", start + 1)
     return None if start < 0 or end < 0 else text[start : end + len(f"</{name}>")]
 
 
 def target_page(payload: Mapping[str, Any]) -> str:
-    """Return the target page, from the field `page` of a payload; raise BadTask, quoting nothing."""
+    """Return the target page, from the field `page` of a payload; raise BadTask, which quotes nothing of it."""
     page = payload.get("page")
     if not isinstance(page, str) or not page.strip():
         raise BadTask("page is no text")

@@ -1,4 +1,4 @@
-"""Answer what pages load without a network: pictures by their size, and a style sheet in place of Tailwind's."""
+"""Replace what pages load from the network: pictures by drawings of their size, Tailwind by a style sheet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Make the style sheet of a page from the names of its classes, in place of Tailwind's, which needs a network.
 
-It knows the classes that pages of WebSight use most, by Tailwind's documented values (https://v3.tailwindcss.com/docs):
+It has the classes that pages of WebSight use most, with Tailwind's documented values (https://v3.tailwindcss.com/docs):
 layout, spacing, sizes, colours, text, borders and breakpoints. Others, and states such as `hover:`, have no effect.
 """
 
@@ -86,7 +86,7 @@ _MAX_CLASSES = 5_000
 
 
 def style_sheet(html: str) -> str:
-    """Return the rules of a page's classes, unprefixed ones first, then those of wider and wider windows."""
+    """Return the rules of a page's classes: unprefixed ones first, then those of breakpoints, narrow windows first."""
     names = dict.fromkeys(name for match in _CLASS.finditer(html) for name in (match[1] or match[2] or "").split())
     plain, wider = [_BASE], dict[int, list[str]]()
     for name in list(names)[:_MAX_CLASSES]:
@@ -231,4 +231,4 @@ _RULES: Mapping[str, _Rule] = {
     r"opacity-(\d{1,3})": lambda text: f"opacity:{int(text) / 100:g}",
     r"leading-(\d{1,2})": lambda text: f"line-height:{int(text) / 4:g}rem",
 }
-"""Pattern of a class -> function of its groups that returns declarations, or nothing for values that it lacks."""
+"""Pattern of a class -> function of the pattern's groups that returns declarations, empty for unknown values."""

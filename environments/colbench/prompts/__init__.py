@@ -1,4 +1,4 @@
-"""Load the instructions of agent and person, one file each, written afresh after arXiv 2503.15478."""
+"""Load the instructions of agent and person, one file each, in our own words after arXiv 2503.15478."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load the instructions of planning agents, one file each, written afresh after arXiv 2508.13167 and 2510.25320."""
+"""Load the instructions of planning agents, one file each, in our own words after arXiv 2508.13167 and 2510.25320."""
 
 from __future__ import annotations
 

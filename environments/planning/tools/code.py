@@ -66,9 +66,8 @@ def describe(result: ProgramResult, time_limit_s: float) -> tuple[OutcomeStatus,
     """Return status, cause and full observation of a result.
 
     The cause is empty for exit code 0, else `time`, `memory`, `files`, `output`, `signal_N`, the name of the exception
-    that the program raised, or `exit_N`. The
-    observation begins with a line in brackets, and holds what was printed on each stream between two lines that name
-    it.
+    that the program raised, or `exit_N`. The observation begins with a line in brackets; then it has the output of each
+    stream between two lines with the stream's name.
     """
     stdout, stderr = clean(result.stdout), clean(result.stderr)
     streams = [("stdout", stdout), ("stderr", stderr)]

@@ -21,7 +21,7 @@ class Fence:
         language: First word behind the opening fence, in lower case; empty without one.
         text: Lines between the fences, each with its end.
         start: Where its opening fence starts.
-        end: Where its closing fence ends, or the text if it is never closed.
+        end: Where its closing fence ends; the end of the text if it is never closed.
         is_closed: Whether it has a closing fence.
     """
 

@@ -20,17 +20,17 @@ from treadle.web.types import Unfetchable
 from treadle.web.urls import checked_url
 
 PICTURE = Wanted("a picture", MEDIA_TYPES | {"image/jpg", "image/x-ms-bmp"}, "image/*", IDENTITY)
-"""What is fetched; its first bytes decide of which type it is."""
+"""Kind of content to fetch, with the media types to accept; a picture's own first bytes decide on its type."""
 MAX_PATH_CHARS = 4096
 
 
 class NoPicture(ValueError):
-    """Picture that cannot be had; the message is for the model, and names nothing outside the folder."""
+    """A picture that cannot be read; the message is for the model, and names nothing outside the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class PictureLimits:
-    """Limits of fetches, as `treadle.web.pages.fetch.FetchLimits`."""
+    """Limits of fetches of pictures; see `treadle.web.pages.fetch.FetchLimits`."""
 
     fetch: FetchSettings
     page_timeout_s: float
@@ -54,7 +54,7 @@ def picture_url(name: str) -> str:
 async def fetch_picture(fetcher: Fetcher, url: str, *, deadline: float) -> bytes:
     """Return the bytes at a URL; `deadline` is a time of the event loop.
 
-    Raises NoPicture, and SearchUnavailable if other fetches took all places until the deadline.
+    Raises NoPicture, and SearchUnavailable if other fetches took all slots until the deadline.
     """
     try:
         return (await fetcher.fetch(url, deadline=deadline)).body

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from treadle.core.store.keyed_store import KeyedStore
 
 PICTURES = "pictures"
-"""Store of a run with pictures by digest."""
+"""Name of the store of a run with pictures by digest."""
 PICTURE_URLS = "picture_urls"
-"""Store of a run with the digest of the picture that a URL had when it was first fetched."""
+"""Name of the store of a run with the digest of the picture that each URL had when it was first fetched."""
 MEDIA_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/bmp", "image/webp"})
 """Media types of pictures that are read."""
 
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""Markers of JPEG segments with the size."""
+"""Markers of the JPEG segments that hold the size of the picture."""
 _MAX_JPEG_SEGMENTS = 10_000
 _NOTE = re.compile(r"picture ([0-9a-f]{32})(?:, .*)?")
 
@@ -141,7 +141,7 @@ class PictureStore:
         return digest
 
     def add_url(self, url: str, picture: Picture) -> Picture:
-        """Store the picture of a URL; return the one that it had first, by whatever process. Raises StorageError."""
+        """Store the picture of a URL unless a process has stored one; return the stored one. Raises StorageError."""
         digest = self._urls.add(_url_key(url), self.add(picture).encode()).decode()
         return self.get(digest) or picture
 

@@ -1,4 +1,4 @@
-"""Describe pictures for planning agents, by asking a model that sees.
+"""Describe pictures for planning agents, by asking a vision model.
 
 Papers: arXiv 2508.13167 (Agent Foundation Models). The picture is stored under its digest, which the note of the call
 names.
@@ -93,7 +93,7 @@ def parse_call(text: str) -> InspectorCall:
 
 @cache
 def inspector_prompt() -> tuple[str, ...]:
-    """Return the texts behind every request, for digests."""
+    """Return the fixed texts of all requests, for digests."""
     system = files(__package__).joinpath("visual_inspector_system.txt").read_text(encoding="utf-8").rstrip("\n")
     return system, _NO_QUESTION, _ABOUT
 
@@ -135,13 +135,13 @@ class VisualInspector:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Close it."""
+        """Close the HTTP session."""
         await self._fetcher.close()
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """Describe a picture until `deadline`, a time of the work clock; `note` has the digest of the picture.
 
-        Raises EndpointUnavailable and DeadlineExceeded, which say nothing about the picture, and StorageError. A server
+        Raises EndpointUnavailable and DeadlineExceeded, which the picture does not cause, and StorageError. A server
         that refuses a request may not be able to read this picture: that is an outcome, and logged once.
         """
         clock = asyncio.get_running_loop()

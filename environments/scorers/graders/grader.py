@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, str]]
 Ask = Callable[[Messages, int], Awaitable[str | None]]
-"""Function from a prompt and the number of the request for it to the model's reply; None if it does not fit."""
+"""Function that returns the model's reply to a prompt and a request number; None if there is no reply."""
 
 GRADES = "grades"
-"""Store of a run with the replies of graders."""
+"""Name of the store of a run with the replies of graders."""
 
 _JSON_REPLY = {"response_format": {"type": "json_object"}}
 
@@ -72,7 +72,7 @@ class Grader(Scorer):
     PARTS: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"grade": "grade: 0 to 40 if the goal is missed, 60 to 100 if it is met"}
     )
-    TIME_LIMIT_S: ClassVar[float | None] = None  # Each request has one, and waiting for a server does not count.
+    TIME_LIMIT_S: ClassVar[float | None] = None  # Each request has a limit, without waiting for a server.
     SHOWS_REFERENCE: ClassVar[bool] = False
     """Whether the model is shown what solves the task."""
     COUNTS_GOALS: ClassVar[bool] = False
@@ -113,7 +113,7 @@ class Grader(Scorer):
             )
 
     def use_stores(self, store: Stores) -> None:
-        """Keep replies, which are paid for, for later attempts."""
+        """Store replies in the run, so that later attempts do not pay for them again."""
         self._replies = store(GRADES)
 
     @property
@@ -148,7 +148,7 @@ class Grader(Scorer):
         return await self.grade(task, rollout, self._reply)
 
     async def grade(self, task: Task, rollout: StoredRollout, ask: Ask) -> Score:
-        """Return the verdict on a rollout by replies that `ask` gets; without one if a reply cannot be read."""
+        """Return the score of a rollout from replies that `ask` returns; without a verdict if a grade is missing."""
         messages = grading_messages(
             task,
             rollout,
@@ -182,7 +182,7 @@ class Grader(Scorer):
         return None
 
     async def _reply(self, messages: Messages, number: int) -> str | None:
-        """Return the reply to a request, which is sent once for equal ones; None if it cannot be answered in time."""
+        """Return the reply to a request, None if the prompt is too long or time runs out. Send equal requests once."""
         key = digest_json([self._identity(), messages, number])[:32]
         known = await asyncio.to_thread(self._replies.get, key)
         if known is not None:

@@ -14,7 +14,7 @@ from treadle.environments.stored_rollout import StoredRollout
 BLOCKED = (
     "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
 )  # fmt: skip
-"""Texts that make an answer worthless in the profile `legacy`, wherever they occur."""
+"""Texts with which an answer has no program in the profile `legacy`, wherever they occur in it."""
 _TAG = re.compile(r"\A\s*<answer>|</answer>\s*\Z")
 _INLINE = re.compile(r"```([^`\n]+)```")
 _FIRST_LINE = re.compile(r"(?:async\s+def|def|class|import|from)\s|@\w")
@@ -23,7 +23,7 @@ _FIRST_LINE = re.compile(r"(?:async\s+def|def|class|import|from)\s|@\w")
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """Text with the program of an answer; `is_bare` if there may be prose around it, which no fence separates."""
+    """Text with the program of an answer; `is_bare` is true if it may also have prose that no fence separates."""
 
     text: str
     is_bare: bool
@@ -40,7 +40,7 @@ class _Fence:
 
     @classmethod
     def of(cls, line: str) -> _Fence | None:
-        """Return the fence of a line; None for none, and for one that the line closes."""
+        """Return the fence in a line; None if the line has no fence, or also closes it."""
         text = line.lstrip(" \t")
         at = 0 if text.startswith("~~~") else text.find("```")
         if at < 0:
@@ -87,7 +87,8 @@ class _Block:
 def answer_of(rollout: StoredRollout) -> str | None:
     """Return the text of a rollout's answer; None without one.
 
-    It is the last answer that the agent gave. If its turns were used up, it is what its last turn shows.
+    It is the last answer that the agent gave. If the agent used up its turns without one, it is the text of its
+    last turn.
     """
     answers = [part.text for part in rollout.segments if part.kind == ANSWER]
     if answers:
@@ -104,7 +105,7 @@ def answer_of(rollout: StoredRollout) -> str | None:
 
 
 def find_program(answer: str, function: str) -> AnswerText:
-    """Return the text with the program of an answer: that of a fenced block, or all of it without such a block.
+    """Return the text with the program of an answer: a fenced block, or the whole answer if it has no such block.
 
     Of several Python blocks the last one that defines `function` counts. If none does, the text between the blocks
     counts if it defines the function, else all blocks together. Fences are of backticks or tildes, with a language or
@@ -191,7 +192,7 @@ def _unindented(text: str) -> str:
 
 
 def find_legacy_program(answer: str) -> str | None:
-    """Return what the published program takes for the program; None if the answer has a blocked text."""
+    """Return what the published scorer takes for an answer's program; None if the answer has a blocked text."""
     if any(text in answer for text in BLOCKED):
         return None
     for fence in ("```python", "```"):

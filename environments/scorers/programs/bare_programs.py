@@ -10,10 +10,10 @@ import re
 import warnings
 
 MAX_REMOVED = 300
-"""Number of pieces of prose that are looked for; each costs one run of the parser."""
+"""Maximum number of pieces of prose that are removed; each costs one run of the parser."""
 KNOWN = frozenset(dir(builtins)) | {"__file__", "__annotations__"}
 MAX_INDENTS = 4
-"""Number of indentations of the function that are tried."""
+"""Maximum number of indentations of the function that are tried."""
 HEADER = re.compile(r"(?:async\s+def|def)\s+\w+\s*\(|class\s+\w+\s*[(:]|@\w")
 """Beginning of a line that is never prose."""
 
@@ -21,7 +21,7 @@ HEADER = re.compile(r"(?:async\s+def|def)\s+\w+\s*\(|class\s+\w+\s*[(:]|@\w")
 def program_in(text: str, function: str) -> str:
     """Return the program that defines `function` in a text; the text itself if no part of it does.
 
-    The first line may follow a marker, with a space that is no indentation, and the program may be indented as a whole.
+    White space before the first line, as after a marker, is no indentation. The program may be indented as a whole.
     Lines that Python cannot parse are prose, unless they belong to a function or class; so are statements that only
     read a name which is not defined. An empty `function` means any program.
     """
@@ -40,13 +40,13 @@ def program_in(text: str, function: str) -> str:
 
 
 def outdented(text: str, indent: str) -> list[str]:
-    """Return the lines that are indented, without that, and empty ones; others are left out."""
+    """Return the lines of a text without `indent`; lines that do not begin with it become empty."""
     lines = text.split("\n")
     return [line.removeprefix(indent) if line.startswith(indent) or not line.strip() else "" for line in lines]
 
 
 def without_prose(lines: list[str]) -> ast.Module | None:
-    """Empty the lines that are prose, and return the program; None if the rest is none."""
+    """Blank out the lines that are prose, and return the program; None if the rest is not a program."""
     for _ in range(MAX_REMOVED):
         try:
             program = parsed("\n".join(lines))
@@ -69,8 +69,8 @@ def parsed(text: str) -> ast.Module:
 
 
 def place_of(error: SyntaxError, lines: list[str]) -> int:
-    """Return the place of the line that an error is about."""
-    # What follows `if you like:` is reported, although it is right.
+    """Return the index of the line that a syntax error is about."""
+    # After prose such as `if you like:` the parser reports the next line, although that line is right.
     header = re.search(r"expected an indented block after .* on line (\d+)", error.msg)
     place = min(int(header[1]) if header else error.lineno or 1, len(lines)) - 1
     while place > 0 and not lines[place].strip():
@@ -79,7 +79,7 @@ def place_of(error: SyntaxError, lines: list[str]) -> int:
 
 
 def remove_piece(lines: list[str], place: int) -> bool:
-    """Empty the piece that a line belongs to: a line without indentation, and those after it that have some.
+    """Blank out the piece that a line belongs to: a line without indentation, and the indented lines after it.
 
     Returns False if the piece is a function or a class, or if there is none.
     """
@@ -117,13 +117,13 @@ def indent_of(line: str) -> int:
 
 
 def defines(program: ast.Module, function: str) -> bool:
-    """Return whether a program gives a name to something; true for an empty name, or if it imports all of a module."""
+    """Return whether a program binds the name `function`; true if the name is empty, or if there is an `import *`."""
     names = names_of(program)
     return not function or function in names or "*" in names
 
 
 def names_of(program: ast.Module) -> set[str]:
-    """Return all names that a program binds anywhere, and `*` if it imports all of a module."""
+    """Return all names that a program binds anywhere, and `*` if it has an `import *`."""
     names = set()
     for node in ast.walk(program):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -138,7 +138,7 @@ def names_of(program: ast.Module) -> set[str]:
 
 
 def remove_unknown(lines: list[str], program: ast.Module) -> None:
-    """Empty statements like `Done` and `Complexity: O(n)`: they do nothing but read a name that is not defined."""
+    """Blank out statements like `Done` and `Complexity: O(n)`, which only read a name that is not defined."""
     known = names_of(program) | KNOWN
     if "*" in known:
         return

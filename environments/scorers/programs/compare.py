@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 Encoded = Sequence[Any]
-"""A list of a kind and its content; see `treadle.environments.scorers.programs.values.encoded`."""
+"""A list with the kind of a value and its content; see `treadle.environments.scorers.programs.values.encoded`."""
 _Number = int | float | complex | Decimal | Fraction
 _MAX_SHOWN_CHARS = 300
 _BRACKETS = {
@@ -31,12 +31,11 @@ _MAPPINGS = ("dict", "ordered", "counter")
 
 
 def same(value: Encoded, expected: Encoded, tolerance: float = 0.0) -> bool:
-    """Return whether two values are equal: as in Python, but compared as data, which is all that they are here.
+    """Return whether two encoded values are equal by Python's rules, with four differences.
 
-    There are four differences. NaN is equal to NaN. Numbers of which one is floating are equal within the relative and
-    absolute `tolerance`. True is not 1. Arrays and tables are equal if all their items are, and objects of a program's
-    own classes if their classes have the same name and their attributes are equal. Raises nothing for values of any
-    form.
+    NaN is equal to NaN. Numbers of which one is floating are equal within the relative and absolute `tolerance`. True
+    is not 1. Arrays and tables are equal if all their items are, and objects of a program's own classes if their
+    classes have the same name and their attributes are equal. Malformed values are unequal; no error is raised.
     """
     try:
         return _same(value, expected, tolerance)
@@ -60,7 +59,7 @@ def _same(value: Any, expected: Any, tolerance: float) -> bool:
 
 
 def _kind(value: Sequence[Any]) -> str:
-    """Return the kind of an encoded value; empty for a part of one."""
+    """Return the kind of an encoded value; empty for a part of an encoded value, which has no kind."""
     return value[0] if value and isinstance(value[0], str) else ""
 
 
@@ -85,7 +84,7 @@ def _is_zero(value: Encoded) -> bool:
 
 
 def _order(value: Any) -> Any:
-    """Return what sorts encoded values, the same for equal ones: numbers of any kind by their value."""
+    """Return a sort key for encoded values, the same for equal values: numbers of any kind sort by their value."""
     if not isinstance(value, list):
         return value
     kind = _kind(value)
@@ -148,11 +147,13 @@ _NUMBERS: Mapping[str, Callable[..., _Number]] = {
     "decimal": Decimal,
     "fraction": _fraction,
 }
-"""Kind of a number -> what reads its content."""
+"""Kind of a number -> function that decodes its content."""
 
 
 def same_legacy(value: Encoded, expected: Encoded) -> bool:
-    """Return whether `==` of Python holds, as in the published program: 1 is True, NaN is nothing, and arrays fail.
+    """Return whether Python's `==` holds, as in the published program.
+
+    So 1 equals True, NaN equals nothing, and comparing arrays of several elements fails, which counts as unequal.
 
     Objects of the programs' own classes are never equal.
     """
@@ -164,7 +165,7 @@ def same_legacy(value: Encoded, expected: Encoded) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """Value of a type that is not decoded, equal to those with the same content."""
+    """Value of a type that is not decoded; values of the same kind with the same content are equal."""
 
     kind: str
     content: tuple[Any, ...]
@@ -229,7 +230,7 @@ _ALIKE = frozenset(
         "text", "large", "date", "datetime", "time", "duration", "zone", "path", "pattern", "constant", "type",
     }
 )  # fmt: skip
-"""Kinds of which equal values have equal content, except for classes of programs."""
+"""Kinds whose values are compared by their content, except for classes that programs define."""
 
 
 def _hashable(content: Any) -> Any:
@@ -237,7 +238,7 @@ def _hashable(content: Any) -> Any:
 
 
 def shown(value: Encoded | None) -> str | None:
-    """Return a value as short text for people; None for none."""
+    """Return a value as short text for people; None if there is no value."""
     if value is None:
         return None
     try:

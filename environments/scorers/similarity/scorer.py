@@ -95,7 +95,7 @@ class SimilarityScorer(Scorer):
     async def score(self, task: Task, rollout: StoredRollout) -> Score:
         """Return the similarity of the last page; a dialogue without one is compared with a black picture.
 
-        Raises ToolError if the target has no picture or one is missing, which leaves the rollout without a verdict.
+        Raises ToolError if the rollout has no target picture or the store lacks a picture: there is no verdict then.
         """
         target = _last_picture(rollout.calls, TARGET)
         if target is None:

@@ -13,7 +13,7 @@ BLACK_PIXELS = 224
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the cosine of two vectors of the same length, from -1 to 1. Raises ValueError for one of length 0."""
+    """Return the cosine of two vectors of the same dimension, from -1 to 1. Raises ValueError for a vector of zeros."""
     one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
     length = float(np.linalg.norm(one) * np.linalg.norm(other))
     if not length or not np.isfinite(length):
@@ -36,7 +36,7 @@ def black_picture() -> bytes:
 def win_rate(own: Sequence[float], others: Sequence[float], *, tie: float = 0.5) -> float:
     """Return the share of tasks on which `own` is above `others`; a tie counts `tie`.
 
-    Raises ValueError unless there are as many of each, and at least one.
+    Raises ValueError if the two sequences are empty or differ in length.
     """
     if len(own) != len(others) or not own:
         raise ValueError("a win rate compares two scores for each of the same tasks")

@@ -28,7 +28,7 @@ _MAX_LINE_BYTES = 64 << 20
 
 
 class Embedder:
-    """Connection with the running program. Requests follow one another."""
+    """Connection to the running program, which answers one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
