@@ -120,7 +120,7 @@ class Demo:
         run: Name of its run; the folder of its world is this name with `-world` appended.
         world: Its sample world.
         engines: Engines that it needs.
-        tutor_only: Configuration tables that replace others if the demo runs without engines.
+        tutor_only: Configuration tables that are merged over the others if the demo runs without engines.
         tutors: Models that a tutor serves.
         training: Further configuration files, for the run with engines.
     """

@@ -186,7 +186,7 @@ class JudgeQueue:
 
 
 def check_domains(judge: Judge, rules: Collection[str]) -> None:
-    """Raise StageFailed if the judge's `domains` name a rule that is neither shipped nor used by a question."""
+    """Raise StageFailed if the judge's `domains` name a rule that is no known scorer and is not used by a question."""
     if unknown := sorted(set(judge.domains) - {*rules, *SCORERS.known()}):
         raise StageFailed(
             f"scores.judges.domains names {unknown[0]!r}, but the rules of the questions are {', '.join(sorted(rules))}"

@@ -64,8 +64,8 @@ def count_agent_ids(samples: pa.ListArray) -> list[int]:
 def reasoning_tokens(row: Mapping[str, Any], text: str, encoder: ChatTokenizer | None) -> int | None:
     """Return L, the number of tokens that the agent wrote, by the evaluated model's tokenizer.
 
-    Token ids are counted if the rollout has any (`num_agent_ids` of `row`, see `count_agent_ids`), otherwise the tokens
-    of `text` (see `agent_text`). Return None for a text-mode rollout if the model has no tokenizer.
+    For a rollout with token ids it is `num_agent_ids` of `row` (see `count_agent_ids`), which may be 0; for a text-mode
+    rollout it is the number of tokens of `text` (see `agent_text`), or None if the model has no tokenizer.
     """
     if row["num_agent_ids"] or row["tokenizer_digest"]:
         return int(row["num_agent_ids"])

@@ -1,9 +1,9 @@
 """Write the conversation formats of LLaMA-Factory, and read ShareGPT back.
 
 LLaMA-Factory's converter expects messages of the user and of the model in alternation. So all messages between two
-turns of the model are joined to one; tool results are joined with the separator of LLaMA-Factory's own OpenAI reader.
-The converter finds calls and reasoning by markers. So a call is written as JSON without `<`, and markers in other text
-are escaped.
+turns of the model are joined into one; tool results are joined with the separator of LLaMA-Factory's own OpenAI reader.
+The converter finds calls and reasoning by markers. So a call is written as JSON without `<`, and markers in the text
+before it are escaped.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def tool_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in the format of chat services, with reasoning in `reasoning_content`, as in vLLM."""
+    """Return a message in chat services' format, with reasoning in `reasoning_content`, as in vLLM and templates."""
     made = {"role": message["role"], "content": message["content"]}
     if reasoning := message.get("reasoning"):
         made["reasoning_content"] = reasoning

@@ -78,8 +78,8 @@ def trimmed_places(segments: Sequence[Mapping[str, Any]]) -> frozenset[int]:
 class _Group:
     """Consecutive segments of one speaker.
 
-    `place` is the index of the first segment, `kind` that of its message (empty for the policy), and `end` the number
-    of the sample with the end offset in its ids.
+    `place` is the index of the first segment, `kind` the kind of its message (empty for the policy), and `end` the
+    number of the last segment's sample with that segment's end offset in the sample's ids.
     """
 
     place: int

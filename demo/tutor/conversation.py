@@ -61,7 +61,9 @@ def read_prompt(prompt: str) -> Conversation:
 
 
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
-    """Parse the messages of a chat request; all messages after the user's first one belong to the open turn.
+    """Parse the messages of a chat request.
+
+    Those after the user's first one, except requests to continue, belong to the open turn.
 
     The user's first message may specify how the turn begins.
     """

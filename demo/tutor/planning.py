@@ -160,7 +160,8 @@ def _count(asked: RecognizedQuestion, values: Sequence[str], winner: int) -> str
     """Return a comparison by counting to the first digit that a value begins with.
 
     A small model can write this without comparing digits: each digit of the count is followed by the next one, the
-    last by the name that has it. The requested value is repeated right before the count, whose direction it decides.
+    last by the name that has it. The word for the requested value, such as `larger`, is repeated right before the
+    count, whose direction it decides.
     """
     names = [asked.names[path[0]] for path in asked.template.paths]
     digits = [value[0] for value in values]

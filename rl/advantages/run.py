@@ -1,4 +1,4 @@
-"""Score candidates by teacher forcing; if critic and reference are equal, all scores are 0.
+"""Score candidates by teacher forcing; if critic and reference are equal and see the same prompt, all scores are 0.
 
 Each turn is a job, whose requests are journaled, so that an interrupted job resumes.
 """

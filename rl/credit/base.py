@@ -163,7 +163,8 @@ def _parts(rule: CreditRule, credit: Credit, about: str) -> dict[str, float]:
 def token_advantages(of_turns: Sequence[float], turn_starts: Sequence[int], num_ids: int) -> list[float]:
     """Return the advantage of each of the `num_ids` token ids after the prompt: that of the turn that it belongs to.
 
-    `turn_starts` has the place of the first id of each turn, ascending. Ids before the first turn get 0.
+    `turn_starts` has the place of the first id of each turn, ascending. A turn extends to the start of the next one, so
+    tool results belong to the turn before them. Ids before the first turn get 0.
     """
     values = [0.0] * num_ids
     for place, (start, value) in enumerate(zip(turn_starts, of_turns, strict=True)):

@@ -16,7 +16,7 @@ EPSILON = 1e-6
 class OutcomeCredit(CreditRule):
     """(R - mean) / (std + 1e-6) within the group, for all tokens of the trajectory.
 
-    verl computes this advantage itself from the rewards; tests compare its results with those of `advantages`.
+    verl computes this advantage itself from the rewards; tests compare its results with those of `group_advantages`.
     """
 
     type: str = "outcome"
@@ -43,7 +43,7 @@ def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list
 
 
 def scored_advantages(rewards: Sequence[RewardedItem]) -> list[float]:
-    """Return the advantages within a group; items without a score get 0, and do not count in mean and deviation."""
+    """Return the advantages within a group; unscored items get 0, and do not count in mean and deviation."""
     scored = [one.reward for one in rewards if one.scored]
     if len(scored) < 2:
         return [0.0] * len(rewards)  # there is nothing to compare it with

@@ -106,7 +106,7 @@ class ExperienceRun(JobStage[BatchJob]):
         return {"records": len(pool), **dict(sorted(counts.items()))}
 
     def _check_batches(self) -> None:
-        """Raise StageFailed if there is nothing to summarise; see also `check_pending`."""
+        """Raise StageFailed if there is nothing to summarise; otherwise raise as `check_pending` does."""
         if next(iter(self._batches), None) is None:
             for _ in self._batches:
                 pass

@@ -113,8 +113,8 @@ def started_rollouts(folder: Path, num_steps: int) -> Iterator[dict[str, Any]]:
 def drawn_questions(folder: Path, num_steps: int) -> list[dict[str, Any]]:
     """Return the questions drawn in the steps up to `num_steps`, sorted by key, each with the rewards of its draws.
 
-    `kind` is `easy` if every score of every draw is 1, `hard` if every score is 0, else `mixed`; without any score it
-    is `unknown`.
+    `kind` is `easy` if every score of every draw is 1, `hard` if every score is 0, else `mixed`; missing scores do not
+    count, and without any score it is `unknown`.
     """
     found: dict[str, dict[str, Any]] = {}
     for lines in read_steps(folder / _DRAWS, num_steps):

@@ -172,7 +172,7 @@ def _chosen(
 
     def rank(key: str) -> tuple[int, int, str]:
         asked = by_question[key].values()
-        # Keys are digests, so the choice among questions of equal rank is arbitrary but always the same.
+        # Keys are digests, so the choice among questions with equal counts is arbitrary but always the same.
         return -len(asked), -sum(min(per_question, len(found)) for found in asked), key
 
     room = max(1, MAX_POINTS // (per_question * max(1, len(models))))

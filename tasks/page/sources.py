@@ -21,7 +21,7 @@ from treadle.tasks.summaries.report_tables import maker_of
 Row = dict[str, Any]
 
 _ARTIFACT_FOLDER = re.compile(r"^artifacts/\w+/[0-9a-f]+ (holds table)")
-"""Matches the folder of a table in a reason: without the folder, equal reasons of several tables are grouped."""
+"""Matches the folder of a table in a reason: it means nothing to readers, and would keep equal reasons apart."""
 
 
 class PageRun:

@@ -33,7 +33,7 @@ def tensorboard_folder(run: Run) -> Path:
 
 
 def write_wandb(run: Run, figures: Sequence[TrackedFigures]) -> None:
-    """Add the figures to the W&B run of this run; offline if neither a key nor WANDB_MODE is set."""
+    """Add the figures to the W&B run of this run; offline if no key is found and WANDB_MODE is not set."""
     import wandb  # type: ignore[import-not-found, unused-ignore]
 
     with wandb.init(

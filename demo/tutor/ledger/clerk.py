@@ -60,7 +60,7 @@ def _next_act(errand: Errand, desk: Desk, rates: ErrorRates, draws: Draws) -> Re
 
 
 def _slip(errand: Errand, desk: Desk, rates: ErrorRates, draws: Draws) -> Record | None:
-    """Return a needless look-up, or an answer before the first change; None if the clerk makes neither error."""
+    """Return an error before the first change: a needless look-up or an answer; None if the clerk makes neither."""
     account = desk.accounts[errand.owner]
     looked = any(one["call"] == "get_account" for one in desk.asked)
     if not looked and draws.happens("redundant", rates.redundant):
