@@ -211,7 +211,10 @@ def repeats_key(hits: Iterable[WebHit], key: str) -> bool:
 
 
 def without_key(failure: Failure, data: bytes, key: str) -> Failure:
-    """Return a failure whose message does not have the API key, or a part of it, as URLs, HTML or JSON encode it."""
+    """Return a failure whose message does not contain the API key, nor a part of it.
+
+    The key may be unchanged, or encoded as in URLs, HTML or JSON.
+    """
     # Reads more of the answer than messages quote, so that no key is cut in two where the quote ends.
     texts = [data[:_READ_BYTES].decode("utf-8", "replace"), str(failure)]
     texts += [_UNICODE.sub(lambda escape: chr(int(escape[1], 16)), text).replace("\\/", "/") for text in texts]

@@ -58,7 +58,7 @@ class BackendType:
         yield BackendRuntime(settings, resources.roles.get(HUMAN))
 
     def replaying(self, settings: ColbenchSettings) -> None:
-        """Return None: turns cannot be replayed, since replies of the person are not recorded as calls."""
+        """Return None: stored turns cannot be replayed, since replies of the person are not recorded as calls."""
 
     async def score(self, settings: ColbenchSettings, task: Task, rollout: StoredRollout) -> Outcome | None:
         """Return None: the scorer `programs` decides."""

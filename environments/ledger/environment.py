@@ -94,7 +94,7 @@ class Ledger(Environment):
         return "\n".join(results)
 
     async def outcome(self) -> Outcome:
-        """Return the share of the task that is done; the task is solved only if all of it is done, and nothing else."""
+        """Return the share of the task that is done; success needs all of it done, and nothing else changed."""
         score = self._score()
         return Outcome(score, None if score is None else score >= 1.0)
 

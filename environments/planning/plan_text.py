@@ -90,7 +90,10 @@ def _ids(text: str) -> tuple[str, ...]:
 
 
 def _listed_nodes(text: str, max_nodes: int) -> tuple[list[PlanNode], list[PlanProblem]]:
-    """Read a list of tasks. Lines before the first header are ignored; further lines of a task are its description."""
+    """Read a list of tasks.
+
+    Lines before the first header are ignored. Further lines of a task add to its description, except dependencies.
+    """
     found: list[tuple[str, list[str], dict[str, None]]] = []
     for line in text.splitlines():
         if header := _HEADER.fullmatch(line):

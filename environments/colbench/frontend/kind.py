@@ -69,7 +69,7 @@ class FrontendType:
             yield FrontendRuntime(settings, resources.roles.get(HUMAN), drawer)
 
     def replaying(self, settings: FrontendSettings) -> None:
-        """Return None: turns cannot be replayed, since replies of the person are not recorded as calls."""
+        """Return None: stored turns cannot be replayed, since replies of the person are not recorded as calls."""
 
     async def score(self, settings: FrontendSettings, task: Task, rollout: StoredRollout) -> Outcome | None:
         """Return None: the scorer `similarity` decides."""

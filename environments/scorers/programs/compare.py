@@ -153,7 +153,7 @@ _NUMBERS: Mapping[str, Callable[..., _Number]] = {
 def same_legacy(value: Encoded, expected: Encoded) -> bool:
     """Return whether Python's `==` holds, as in the published program.
 
-    So 1 equals True, NaN equals nothing, and comparing arrays of several elements fails, which counts as unequal.
+    So 1 equals True, NaN equals nothing, and comparing arrays fails unless both have one element; that is unequal too.
 
     Objects of the programs' own classes are never equal.
     """
