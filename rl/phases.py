@@ -76,7 +76,7 @@ def phase_scores(plan: Plan, address: Address) -> AlgebraOptions:
 
 
 def _check_start(plan: Plan, options: RlOptions, training: Address, phase: int) -> None:
-    """Raise ConfigError if the phase cannot start from `rl.start`, or if a revision is set and it is no hub id."""
+    """Raise ConfigError if the phase cannot start from `rl.start`, or if that is no hub id and a revision is set."""
     start = options.start
     earlier = [replace(training, qualifier=phase_name(number)) for number in range(1, phase)]
     known = [Address(training.iteration, "sft"), *earlier]

@@ -187,7 +187,7 @@ class _FineTuningRun(LossTrainingRun[TrainingStep]):
         return environ
 
     def _start(self, command: str) -> Child:
-        """Start a process; before `train` on several nodes, write and log the commands to run on the other nodes."""
+        """Start a process; before `train` on several nodes, write and log commands of the nodes that it waits for."""
         if command == "train" and self.options.num_nodes > 1:
             self._write_node_commands()
         return super()._start(command)

@@ -39,7 +39,7 @@ class RowText:
 
 
 def continues_trimmed(row: Mapping[str, Any]) -> bool:
-    """Return whether a row continues a trimmed context: it has text of earlier turns, which only a mask excludes."""
+    """Return whether a row continues a trimmed context: a mask must keep text of earlier turns from training."""
     return any(message.get("num_carried_chars") for message in orjson.loads(row["messages"]))
 
 

@@ -150,7 +150,7 @@ def _judgements(snapshot: Snapshot, part: InstancePart, one: LoadedTrajectory) -
 
 
 def _has_same_input(snapshot: Snapshot, one: LoadedTrajectory, key: str) -> bool:
-    """Return whether a judge gets the same input from the trajectory `key` of the same instance."""
+    """Return whether a judge gets the same input from `one` and from the trajectory `key` of the same instance."""
     other = read_segments(snapshot, one.facts["instance"], key)
     return other is not None and _shown(other) == _shown(one.segments)
 

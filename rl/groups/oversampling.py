@@ -18,7 +18,7 @@ RolloutUse = Literal["trained", "unused", "cancelled", "audit", "lost"]
 but its group was audited, `lost` if infrastructure failed."""
 
 _ROUNDING = 1e-9
-"""Added before products are rounded down, so that floating-point errors do not turn 10 times 2.3 into 22."""
+"""Added before products are rounded down, so that floating-point errors do not turn 100 times 1.15 into 114."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Run the rollouts of an over-sampled group concurrently until enough have finished, and cancel the others.
 
-The rule (`treadle.rl.groups.oversampling`) is checked at the end of each rollout, so nothing polls.
+The rule (`treadle.rl.groups.oversampling`) is checked whenever a rollout ends or is lost, so nothing polls.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class GuidedTurns:
     _told: Sequence[int] = ()
 
     def begin(self, plain: Sequence[int], told: Sequence[int]) -> None:
-        """Set the ids of the prompt before the first turn: as the policy sees it, and with hidden information."""
+        """Set the ids of the prompt before the first turn: as the policy sees it, and as the critic sees it."""
         self._plain, self._told = plain, told
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:

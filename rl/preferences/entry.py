@@ -41,8 +41,9 @@ def policy_checkpoint(plan: Plan, iteration: int) -> tuple[Address, ...]:
 def policy_tokenizer(plan: Plan, address: Address) -> tuple[Path | None, str]:
     """Return the folder of the policy's tokenizer, and its digest.
 
-    The digest is empty if the run serves the model itself. The folder is None if the policy is a checkpoint of the run.
-    Raises ConfigError if no tokenizer is known.
+    It is the configured tokenizer, or else that of the model that the run serves, whose digest is empty. The folder is
+    None if there is neither and the policy is a checkpoint of the run. Raises ConfigError if no tokenizer is known, or
+    if the policy does not continue text.
     """
     model, digest = checked_model(plan.policy, plan.models[plan.policy])
     folder = tokenizer_folder(model) or served_tokenizer(model)

@@ -10,7 +10,8 @@ Pair = tuple[int, int]
 """Place of the chosen item and place of the rejected item."""
 
 _TOLERANCE = 1e-9
-"""Tolerance for rounding when a difference of rewards is compared with the minimum gap."""
+"""Tolerance for the rounding of rewards, which are shares of tests, in comparisons with limits such as the minimum gap.
+"""
 
 
 def pairs_with_best(rewards: Sequence[float | None], min_best: float = 1.0) -> list[Pair]:

@@ -45,7 +45,7 @@ class GroupItem:
         tool_failures: Number of executed calls that failed.
         web_misses: Number of calls that the replayed web record could not answer.
         model_tokens: Number of tokens that the model wrote.
-        total_tokens: Number of tokens of the model and of tool results.
+        total_tokens: Number of tokens after the first prompt, including tool results.
         status: How the rollout ended; see `treadle.agent.trajectory.STATUSES`.
         num_turns: Number of turns of the model in the token ids.
         turn_rewards: Reward of each turn from the environment; None for a turn without one.
@@ -88,7 +88,7 @@ class RewardGroup:
         task: The task, with its gold answers, choices, rule and hidden payload.
         items: The trajectories.
         predictions: Extracted answer of each item; empty if there is none.
-        scores: Verdict of the run's scorer on each item; its `score` is None if the scorer could not decide.
+        scores: Verdict of the run's scorer on each item; its `score` is None if the answer was not decided.
         has_answers: True if the verdicts compare answers with gold answers; False if an environment or a tool gave
             them.
         dialect: How the model writes its turns.

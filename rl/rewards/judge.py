@@ -75,7 +75,7 @@ class JudgeReward(RewardRule):
 
     @contextlib.contextmanager
     def open(self, folder: Path | None = None) -> Iterator[None]:
-        """See `RewardRule`; requests are sent from a separate thread, and verdicts are stored in `folder`."""
+        """See `RewardRule`; requests are sent from a separate thread, and verdicts are stored in `folder`, if given."""
         assert self.model is not None, "check refuses it"
         extra = {**_JSON_REPLY, **self.model.extra_body} if self.json_mode else self.model.extra_body
         settings = self.model.model_copy(update={"extra_body": extra})

@@ -336,7 +336,7 @@ class _SelectionRun:
 
 
 def _spans(environments: Sequence[str], totals: Dispersion) -> np.ndarray | None:
-    """Return for each question the width of the range of rewards in its environment, which includes [0, 1].
+    """Return for each question the width of its environment's range of rewards; the range includes [0, 1].
 
     Returns None if all questions have the same environment. Without these widths, an environment with large rewards
     would win over all others in the selection.

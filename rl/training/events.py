@@ -77,7 +77,7 @@ class RlStep:
     num_lost: int | None = None
     """Number of rollouts without a reward because infrastructure failed each time; None if none was lost."""
     num_lost_groups: int | None = None
-    """Number of groups whose rollouts were all lost."""
+    """Number of groups whose rollouts all count as lost, because too few of them were left."""
     num_too_long: int | None = None
     """Number of rollouts without a reward because their prompts left no room for a turn; None if there was none."""
     num_cancelled: int | None = None
@@ -89,9 +89,9 @@ class RlStep:
     num_audited_groups: int | None = None
     """Number of audited groups, in which no rollout was cancelled."""
     length_bias: float | None = None
-    """Mean over audited groups of the mean tokens of trained rollouts minus that of all rollouts; None without any."""
+    """Mean over audited groups of trained rollouts' mean tokens minus that of all; None without audited groups."""
     reward_bias: float | None = None
-    """Mean over audited groups of the mean reward of trained rollouts minus that of all rollouts; None without any."""
+    """Mean over audited groups of trained rollouts' mean reward minus that of all; None without audited groups."""
 
     num_experiences: int | None = None
     """Number of records in the pool of experience; like the next two values None without a pool."""

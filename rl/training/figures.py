@@ -46,7 +46,7 @@ def step_figures(groups: Iterable[Sequence[RewardedItem]], environments: Sequenc
 
 
 def _lost(groups: Sequence[Sequence[RewardedItem]]) -> dict[str, int]:
-    """Return the numbers of rollouts, and of whole groups, that were lost because infrastructure failed, if any."""
+    """Return the numbers of rollouts, and of whole groups, that were lost to infrastructure; empty without any."""
     lost = [sum(reward.status == FAILED for reward in group) for group in groups]
     whole = sum(count == len(group) for count, group in zip(lost, groups, strict=True))
     return {"num_lost": sum(lost), "num_lost_groups": whole} if any(lost) else {}

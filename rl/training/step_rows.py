@@ -101,7 +101,7 @@ def _sign(rest: Fraction, step: int) -> int:
 
 
 def _is_before(one: Fraction, other: Fraction, step: int) -> bool:
-    """Return whether the characteristic string of `one` is larger than that of `other`, from a step to its first 0."""
+    """Return whether the characteristic string of `one` is larger, from a step on; strings end at their first 0."""
     if one == other:
         return False
     mine = theirs = 0

@@ -114,7 +114,7 @@ def verl_row(
 
 
 def data_source_of(scorer: str) -> str:
-    """Return the `data_source` of rows with this scorer; reward functions of verl choose their rule by it."""
+    """Return the `data_source` of rows with this scorer; verl's reward functions know only those of answer rules."""
     return DATA_SOURCES.get(scorer, f"{_OTHERS}{scorer}")
 
 

@@ -34,9 +34,10 @@ _REJECTION = (
 
 
 class Sweet(Recipe):
-    """Train a critic that sees hidden information on pairs of rollouts, and the policy on turns that the critic ranks.
+    """Train a critic on pairs of rollouts, and the policy on pairs of turns that the critic ranks.
 
-    `sft` is an optional start from texts or pools; the policy that is rolled out may be its checkpoint.
+    The critic sees hidden information. `sft` is an optional start from texts or pools; the policy that is rolled out
+    may be its checkpoint.
     """
 
     steps: ClassVar[tuple[Step, ...]] = (*_START, *_SWEET, *_MEASURED)

@@ -24,7 +24,7 @@ TrajectoryRow = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
 
 def times_of(storage: Storage, record: StageRecord, key: str) -> list[dict[str, Any]]:
-    """Return start and duration of each call of a rollout; empty if the instance stored none. Raises ArtifactError."""
+    """Return start and duration of each call of a rollout; empty without stored times. Raises ArtifactError."""
     log = read_log(storage, record, ROLLOUT_TELEMETRY.kind, _COLUMNS)
     if log is None:
         return []
