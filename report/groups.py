@@ -20,7 +20,7 @@ from treadle.report.layout import figure_text
 from treadle.report.summary import figure_interval, interval_columns
 
 MOST_GROUPS = 30
-"""Maximum number of different values of a column that splits a data set; this excludes columns such as ids and dates."""
+"""Maximum number of different values of a column that splits a data set; it excludes columns such as ids and dates."""
 NO_VALUE = "(none)"
 """Group of the questions of a data set that have no value in a column in which other questions have one."""
 _FIGURES = ("accuracy", "score", "reward", "num_turns", "calls_requested", "completion_tokens")
