@@ -58,7 +58,7 @@ class AttemptGroup:
 
 
 class AttemptChoices:
-    """Factory of the choices of a stage instance; without a configured model, none are collected."""
+    """Factory of the choices of a stage instance; without a configured model, there are no choices."""
 
     def __init__(self, settings: ScoresSettings, trained: Sequence[str] = ()) -> None:
         self._settings = settings
