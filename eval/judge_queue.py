@@ -82,10 +82,11 @@ class JudgeQueue:
         )
 
     def judgements(self, answer: Answer, rule: Score | None) -> list[Judgement]:
-        """Return the judgements to request for an answer or its trajectory; empty if the rule score is final.
+        """Return the judgements to request for an answer or its trajectory.
 
-        `rule` is the rule score of the answer, required if `needs_rule_score` returns True. A prediction longer than
-        `MAX_PREDICTION_CHARS` stays wrong, and no judge compares it with gold answers.
+        They are empty if the rule score is final, if the judge's `domains` leave the question out, or if there is
+        nothing to judge. `rule` is the rule score of the answer, required if `needs_rule_score` returns True. A
+        prediction longer than `MAX_PREDICTION_CHARS` stays wrong, and no judge compares it with gold answers.
         """
         if self.judge.NEEDS_ANSWERS:
             if not self.needs_rule_score(answer) or rule is None or rule.correct or rule.scorer == "choice":
@@ -122,7 +123,8 @@ class JudgeQueue:
     def _has_subject(self, answer: Answer) -> bool:
         """Return whether there is an answer or a trajectory to judge.
 
-        If an environment scores the task, a trajectory is judged even if its episode is unfinished.
+        If an environment scores the task, a trajectory is judged even if its episode is unfinished, unless
+        infrastructure ended it.
         """
         of_environment = self._is_of_environment(answer)
         if self.judge.subject == "trajectory":

@@ -1,7 +1,7 @@
 """Request judgements for the stage `scores`: on answers and trajectories, votes on calls, and choices among attempts.
 
-The journal stores each judgement under a digest of everything it depends on: every reply, and the finished row. It is
-kept when results are deleted or settings change, so no request is paid for twice.
+The journal stores every reply and the finished row of a judgement under a digest of everything that the judgement
+depends on. The journal is kept when results are deleted or settings change, so no request is paid for twice.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def agent_text(segments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def last_turn(segments: Sequence[Mapping[str, Any]]) -> str:
-    """Return the beginning of the last turn, which serves as the prediction if an environment scores the task."""
+    """Return the beginning of the last turn, which serves as the prediction if whole rollouts are scored."""
     turns = [segment["text"] for segment in segments if segment["kind"] not in SYSTEM_KINDS]
     return turns[-1].strip()[:_MAX_TURN_CHARS] if turns else ""
 

@@ -119,7 +119,10 @@ def _reward(rollout: ScoredRollout) -> float | None:
 
 
 def _conciseness(rollout: ScoredRollout) -> tuple[float, float] | None:
-    """Return the conciseness term; None without votes or without a majority. A rollout without calls is concise."""
+    """Return the conciseness term; None without votes, or if there are calls but no majority of votes.
+
+    A rollout without calls is concise.
+    """
     if rollout.votes is None:
         return None
     redundant = rollout.calls_requested > 0 and is_redundant(rollout.votes)

@@ -41,7 +41,7 @@ class ScoreCounts:
     usage: dict[str, Counter[str]] = field(default_factory=dict)
     joint: list[list[bool]] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)
-    """Judge -> number of answers that it was asked about."""
+    """Judge -> number of answers about which it replied, parsably or not."""
     num_unreadable: Counter[str] = field(default_factory=Counter)
     """Judge -> number of answers for which no reply could be parsed."""
     votes: Counter[str] = field(default_factory=Counter)

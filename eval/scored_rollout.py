@@ -153,7 +153,7 @@ class ScoredRollout:
     def response_tokens(self) -> int | None:
         """Number of tokens that the model wrote: L, or without a tokenizer the number of sampled tokens.
 
-        None if neither is known, as for a rollout that infrastructure ended.
+        None if neither is known, and for every rollout that infrastructure ended.
         """
         if self.status == FAILED:
             return None

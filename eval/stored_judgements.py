@@ -34,9 +34,9 @@ class StoredJudgements:
         self._num_votes = settings.options.redundancy.votes
 
     def row(self, judgement: Judgement) -> dict[str, Any] | None:
-        """Return the row of a judgement, or None without a stored reply.
+        """Return the row of a judgement, or None if it is unfinished and has no stored votes.
 
-        Votes that are stored count even if other votes on the trajectory are missing.
+        Stored votes count even if other votes on the trajectory are missing.
         """
         if self._journal.is_finished(judgement.key):
             said = orjson.loads(self._journal.finished(judgement.key))
@@ -45,7 +45,7 @@ class StoredJudgements:
             if vote is None:
                 return None
             said = vote_fields(vote)
-        if said["grade"] is not None:  # The grade from which an answer counts as right may have changed since.
+        if said["grade"] is not None:  # Which grades count as right may have changed since.
             said = {**said, "correct": self._judge_queue.judge.is_correct(said["grade"])}
         # The judge and the rollout may have had other names when the judgement was made.
         return {**_head(judgement), "picked": None, **said}

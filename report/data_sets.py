@@ -41,7 +41,7 @@ def report_settings(plan: Plan, address: Address) -> ReportSettings:
         domain = questions.domain_of(name, source)
         if source.source_field is None and domain in SCORED_DOMAINS and has_answers[source.environment]:
             said.setdefault(name, set()).add("math" if domain == "math" else "knowledge")
-    # If the sources of a data set name different areas, its area is derived from its questions.
+    # If the sources of a data set are of different areas, its area is derived from its questions.
     areas = {name: area for name, (area, *others) in said.items() if not others}
     if names and all(source.source_field is None for source in questions.sources):
         _check_known(settings, names, questions)

@@ -1,4 +1,4 @@
-"""Write the tables of a report as JSON, CSV or markdown."""
+"""Format the tables of a report as JSON, CSV or markdown."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _csv_cell(cell: Any) -> Any:
 def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
     """Return the report of a record as `json`, `csv` (the figures), `comparisons` (the comparisons as CSV) or `md`.
 
-    Markdown has a section on likely problems, from rollouts and scores, if these still exist.
+    Markdown has a section on likely problems of those rollouts and scores that still exist.
     """
     summary = run.rows(record.outputs[SUMMARY.kind])
     if format_name == "md":

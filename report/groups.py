@@ -20,7 +20,7 @@ from treadle.report.layout import figure_text
 from treadle.report.summary import figure_interval, interval_columns
 
 MOST_GROUPS = 30
-"""Maximum number of values of a column that splits a data set; this excludes columns such as ids and dates."""
+"""Maximum number of different values of a column that splits a data set; it excludes columns such as ids and dates."""
 NO_VALUE = "(none)"
 """Group of the questions of a data set that have no value in a column in which other questions have one."""
 _FIGURES = ("accuracy", "score", "reward", "num_turns", "calls_requested", "completion_tokens")
@@ -68,7 +68,7 @@ def group_rows(
 def _split(
     rollouts: Sequence[ScoredRollout], groups: Groups, columns: Sequence[str]
 ) -> dict[str, dict[str, list[ScoredRollout]]]:
-    """Return column -> value -> rollouts; of columns with the same groups of rollouts only the first is used."""
+    """Return column -> value -> rollouts; of columns with equal values only the first is used."""
     found: dict[str, dict[str, list[ScoredRollout]]] = {}
     for column in columns:
         parts: dict[str, list[ScoredRollout]] = {}

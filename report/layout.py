@@ -258,7 +258,7 @@ def has_environments(lines: Iterable[SummaryLine]) -> bool:
 
 
 def shown_figures(names: Iterable[str], lines: Sequence[SummaryLine]) -> list[str]:
-    """Return those of the named figures that any of these lines has; a data set's scorer decides which it has."""
+    """Return those of the named figures that any of these lines has; a data set has figures by how it is scored."""
     return [name for name in names if any(name in line.figures for line in lines)]
 
 

@@ -17,7 +17,7 @@ PROBLEMS_READING = "Results that are probably not the model's ability: how rollo
 
 
 def compared_diagnoses(report: StageRecord, run: Run, without: Collection[str] = ()) -> list[Diagnosis]:
-    """Return the problems of the scores of a report and of their rollouts, if these results still exist.
+    """Return the problems of those scores of a report, and of their rollouts, that still exist.
 
     `without`: addresses of instances that are left out.
     """

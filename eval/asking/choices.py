@@ -1,7 +1,7 @@
 """List the choices among attempts that a judge model has to make: for each question one among its first attempts.
 
-The model does not see gold answers. No model is asked if at most one attempt has an answer, or if all answers are
-equal, because equal answers have equal verdicts.
+The model does not see gold answers. No model is asked if at most one attempt may be right, or if verdicts depend only
+on the answers and all of these are equal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AttemptGroup:
 
     Attributes:
         attempts: The first attempts, in the order of their numbers.
-        judgement: Request for a choice among the attempts that have an answer; None if no model is needed.
+        judgement: Request for a choice among the attempts that may be right; None if no model is needed.
         settled: Place of the attempt that is picked without a model; None if `judgement` is set.
     """
 
@@ -58,7 +58,7 @@ class AttemptGroup:
 
 
 class AttemptChoices:
-    """Factory of the choices of a stage instance; a choice that needs a judge requires a configured model."""
+    """Factory of the choices of a stage instance; without a configured model, there are no choices."""
 
     def __init__(self, settings: ScoresSettings, trained: Sequence[str] = ()) -> None:
         self._settings = settings
@@ -66,7 +66,7 @@ class AttemptChoices:
         self._identity = judge_identity(self.role, choice_judge_digest(), trained=trained)
 
     def collector(self, rollouts: Iterable[Rows]) -> AttemptCollector:
-        """Return a collector of the attempts at each question, from tables of rollouts."""
+        """Return a collector of the first attempts at each question, given the tables of all rollouts."""
         return AttemptCollector(self, rollouts, self._settings.options.best_of.attempts)
 
     def group(self, attempts: Sequence[Answer]) -> AttemptGroup:

@@ -47,8 +47,8 @@ def response_quantiles(rollouts: Iterable[ScoredRollout]) -> dict[str, float]:
 def by_length(rollouts: Sequence[ScoredRollout]) -> dict[str, dict[str, list[ScoredRollout]]]:
     """Return name of the split -> group -> rollouts, the shortest first.
 
-    Splits with a single group are left out, and quarters of fewer than eight rollouts. Rollouts without a number of
-    tokens are in no group. Rollouts with equal numbers are in the same quarter.
+    Splits with a single group are left out, and so are the quarters if fewer than eight rollouts have a number of
+    tokens. Rollouts without one are in no group. Rollouts with equal numbers are in the same quarter.
     """
     known = [(one.response_tokens, one) for one in rollouts if one.response_tokens is not None]
     if not known:

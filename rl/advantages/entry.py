@@ -30,7 +30,7 @@ def critic_fields(plan: Plan, address: Address) -> dict[str, Any]:
     """Return the settings of the critic of an instance's iteration, for an instance whose candidates it scores.
 
     They are `critic_name`, `critic`, `hidden`, `hidden_chars` and `is_mean`. Raises ConfigError if the configured
-    model cannot serve the critic.
+    model is not under `models` or cannot serve the critic.
     """
     options = plan.options(Address(address.iteration, "advantages"), AdvantagesOptions)
     name = options.critic or plan.sampled(policy_rollouts(plan, address.iteration)).name

@@ -1,6 +1,6 @@
 """Score token ids by teacher forcing: the servers of critic and reference return the log-probability of each id.
 
-Both models score the same ids, so equal models give equal sums.
+Both models score the same ids, so equal models give equal sums after equal contexts.
 """
 
 from __future__ import annotations

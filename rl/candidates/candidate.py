@@ -11,9 +11,10 @@ from treadle.core.llm.types import Completion
 
 
 def candidate_of(completion: Completion, codec: Codec, dialect: Dialect) -> dict[str, Any]:
-    """Return the columns of a candidate; its ids are those that a rollout would keep, up to the first stop marker.
+    """Return the columns of a candidate; its ids are those that a rollout would keep.
 
-    An id that ended the turn is kept. Ids that were encoded again because of the cut have mask 0.
+    The text ends with its first stop marker. An id that ended the turn is kept. Ids that were encoded here, because of
+    that cut or for a stop marker that the server left out, have mask 0.
     """
     ids, end = list(completion.token_ids or ()), []
     while ids and ids[-1] in codec.eos_ids:

@@ -49,7 +49,7 @@ class TurnJobs:
         self.selected = self._select()
         """Keys of the selected rollouts."""
         self.left_out: Counter[str] = Counter()
-        """Reason -> number of selected rollouts whose turns cannot be used; complete after a whole iteration."""
+        """Reason -> number of selected rollouts whose turns cannot be used; complete after a loop over all jobs."""
 
     def _select(self) -> frozenset[str]:
         rows = (row for table in self._rollouts for row in table.rows(("rollout_key", "question_key")))

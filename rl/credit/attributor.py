@@ -100,7 +100,7 @@ class Attributor:
     def labels(self, cases: Sequence[LabelCase]) -> list[list[bool] | None]:
         """Return for each rollout whether its steps are good; None if the model gave no readable reply.
 
-        Raises EndpointUnavailable, ModelError if a request is refused before the service has answered any, and
+        Raises EndpointUnavailable, ModelError if a rollout is refused and the service has answered no request yet, and
         EngineError if too small a share of all rollouts so far has a readable reply.
         """
         found = self._asker.run(self._labels(cases))

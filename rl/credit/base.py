@@ -101,7 +101,7 @@ class CreditRule(Entry):
     def servers(self) -> Sequence[tuple[str, EndpointState]]:
         """Return model and state of each model server that the rule uses, to be shown to the user.
 
-        Called by any thread inside `open`.
+        Any thread may call it inside `open`.
         """
         return ()
 

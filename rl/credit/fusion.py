@@ -124,7 +124,7 @@ def standard_scores(rewards: Sequence[float]) -> list[float]:
 
 
 def decayed(alpha: float, alpha_min: float, step: int, total_steps: int) -> float:
-    """Return the weight at a step, which falls from `alpha` to `alpha_min` at `total_steps` as half a cosine wave."""
+    """Return the weight at a step: `alpha` at 0, `alpha_min` from `total_steps` on, half a cosine wave between them."""
     progress = min(max(step / total_steps, 0.0), 1.0)
     return alpha_min + 0.5 * (alpha - alpha_min) * (1.0 + math.cos(math.pi * progress))
 

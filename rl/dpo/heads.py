@@ -21,8 +21,8 @@ _REMEDY = "name a language model for text, whose log-ratios are the scores of tu
 def check_language_model(config: Path, where: str) -> None:
     """Raise ConfigError for a model with a regression head, or one that reads pictures.
 
-    `config` is the model's `config.json`; `where` is the configuration key that names the model. A missing or
-    unreadable file is not checked here: the trainer reports it.
+    `config` is the model's `config.json`; `where` is the configuration key that names the model. A file that
+    is missing, as for a model of the hub, or that cannot be read is not checked here.
     """
     try:
         read = json.loads(config.read_bytes())

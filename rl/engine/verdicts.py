@@ -40,7 +40,7 @@ def verdicts_of(group: Group, task: Task, scorers: OpenScorers, environment_type
     """Return the verdicts on a group; `environment_type` is the type of the task's environment, for messages.
 
     Raises EngineError if an answer could not be compared with the gold answers (for example, computer algebra failed),
-    or if the environment's own scoring fails.
+    or if the environment's own scoring raises anything but ToolError, which leaves one rollout without a verdict.
     """
     scorer = scorers.scorer_of(task)
     rollouts = [_Rollout(task, item, made) for item, made in zip(group.items, group.trajectories, strict=True)]

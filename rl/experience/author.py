@@ -48,7 +48,7 @@ class Written:
 
     @property
     def valid(self) -> list[Experience]:
-        """Records that the validator found valid; only these are stored."""
+        """Records that the validator found valid; only these may enter a pool."""
         return [one for one, verdict in self.records if verdict == "valid"]
 
 

@@ -127,11 +127,11 @@ def compare_with_live(merged: Path, live: Path) -> int:
 
 
 def compare_with_shards(adapters: Path, shards: Path, *, rank: int, alpha: int) -> int:
-    """Compare a folder of adapters, tensor by tensor, with the shards of an FSDP state, and its rank and alpha.
+    """Compare a folder of adapters with the shards of an FSDP state, tensor by tensor, and with what was planned.
 
     Returns the number of tensors. Raises EngineError if names differ, if a value differs beyond the merger's rounding
-    to 16 bits, or if the folder's rank or alpha is another one: if the merger finds no alpha in the state, it writes 0,
-    with which adapters have no effect.
+    to 16 bits, or if the folder's rank or alpha is not the planned one. If the merger finds no alpha in the state, it
+    writes 0, with which adapters have no effect.
     """
     config = json.loads((adapters / "adapter_config.json").read_text(encoding="utf-8"))
     if (config["r"], config["lora_alpha"]) != (rank, alpha):
