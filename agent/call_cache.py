@@ -79,7 +79,7 @@ class CountingCache:
     known: set[str] = field(default_factory=set)
 
     def get(self, unit: str) -> bytes | None:
-        """Return the cached model answer or tool result named `unit`, or None; count its tokens at the first read."""
+        """Return the cached unit, or None; at the first read, count the tokens of a unit from an earlier attempt."""
         value = self.cache.get(unit)
         if value is not None and unit not in self.known:
             self.known.add(unit)

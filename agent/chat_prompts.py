@@ -165,7 +165,7 @@ class ChatPrompts:
 def _with_leading_results(
     first_messages: Sequence[Mapping[str, str]], segments: list[Segment]
 ) -> tuple[Sequence[Mapping[str, str]], list[Segment]]:
-    """Move the results at the beginning of a trimmed context into the last message; return messages and segments.
+    """Move results that begin a trimmed context into the last of `first_messages`; return messages and segments.
 
     Otherwise two user messages would follow each other, which some services refuse.
     """

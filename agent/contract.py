@@ -347,7 +347,7 @@ class EpisodeDiverged(Exception):
 
 
 class Ledger:
-    """Counts of the calls of one rollout: the only source for limits and metrics. No text is searched for calls."""
+    """Counts of the calls of one rollout: the only source for limits and metrics. Counts are never read from text."""
 
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
         self.requested: Counter[str] = Counter()

@@ -43,7 +43,7 @@ class PromptStrategy(Protocol):
         ...
 
     def trim(self, kept: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})) -> None:
-        """Show only the segments numbered `kept` and later ones from now on; see `Transcript.trim`."""
+        """From now on, show only the segments numbered `kept`, and those added later; see `Transcript.trim`."""
         ...
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
@@ -246,7 +246,7 @@ def tokens_to_ask(free: int, estimated: int, trimming: Trimming | None) -> int:
 def estimate_tokens(num_chars: int, known_tokens: int, known_chars: int) -> int:
     """Estimate the tokens of a text with `num_chars` characters, rounded up.
 
-    Uses the ratio of `known_tokens` to `known_chars`; one token per character if these are 0.
+    Uses the ratio of `known_tokens` to `known_chars`; one token per character if `known_chars` is 0.
     """
     return -(-num_chars * known_tokens // known_chars) if known_chars else num_chars
 

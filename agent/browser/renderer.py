@@ -21,7 +21,7 @@ from treadle.core.errors import ToolError
 _log = logging.getLogger(__name__)
 
 _MAX_KEPT = 64
-"""Most pictures kept in memory, so that a target page is not drawn again for each rollout of its task."""
+"""Largest number of pictures kept in memory, so that a target page is not drawn again for each rollout of its task."""
 
 
 class PageNotDrawn(ToolError):

@@ -92,7 +92,7 @@ class ContextManager:
         self.strategy.trim(kept)
 
     async def _clip(self, rule: SelfClip, segments: Sequence[Segment], turn: int) -> View | None:
-        """Ask once for a verdict if the context is longer than the threshold; return what requests show after it.
+        """Ask once for a verdict if the context is longer than the threshold; return the new view, None if unchanged.
 
         An invalid verdict, and one whose prompt does not fit its model's window, changes nothing and is counted.
         """
@@ -104,7 +104,8 @@ class ContextManager:
         self.has_asked = True
         unit = asked_unit(CLIPPER, 0)
         if self.cache.get(unit) is None and self.cache.get(answer_unit(turn)) is not None:
-            # Before a resume, the request for a verdict did not fit, and the turn was answered without a verdict.
+            # Before a resume, the request for a verdict did not fit, and the turn was answered without it.
+            # In another window it might fit now.
             self.transcript.note("bad_verdict")
             return None
         try:

@@ -91,7 +91,7 @@ SPACED_TOOL_DIALECT = replace(TOOL_DIALECT, spaced=True)
 
 
 def require_tags(dialect: Dialect, what: str) -> TagDialect:
-    """Return the dialect if it has tags; otherwise raise ConfigError, whose message names `what` needs them."""
+    """Return the dialect if it has tags; otherwise raise ConfigError, which names `what`, the part that needs tags."""
     if not isinstance(dialect, TagDialect):
         raise ConfigError(f"{what} needs an environment whose dialect has tags, such as `question`")
     return dialect

@@ -139,7 +139,7 @@ class ServerLauncher:
             str(launcher.bwrap),
             *namespaces(as_root=uid is not None, network=self._settings.network),
             *("--seccomp", "3", "--sync-fd", "4", "--info-fd", "5"),
-            # This variable is for the guest's interpreter. Others are not arguments, which all users could read.
+            # For the guest's interpreter. Other variables are not passed as arguments, which all users could read.
             *("--setenv", "LD_LIBRARY_PATH", LIBRARIES),
             *self._file_system(launcher),
             *("--", launcher.runtime.executable, "-I", "-S", "-B", "-X", "utf8"),

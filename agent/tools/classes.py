@@ -122,7 +122,7 @@ class ClassTools:
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, deadline: float, context: CallContext
     ) -> ToolOutcome:
-        """Run one call after the earlier ones have ended. Raises ToolError if the method does."""
+        """Run one call after the earlier ones have returned or timed out. Raises ToolError if the method does."""
         method, signature = self._source.methods[name]
         async with self._turn:
             if self._num_running:

@@ -40,7 +40,7 @@ def tool(*, name: str | None = None, version: int = 1) -> Callable[[T_Function],
 def tool(function: Any = None, /, *, name: str | None = None, version: int = 1) -> Any:
     """Mark a method of a class as a tool: `@tool` or `@tool(name="look-up")`; the default name is the method's.
 
-    Increase `version` if its outcomes change; for code in a file next to the configuration, every edit counts.
+    Increase `version` if its outcomes change; for code in a file such as `my_tools.py`, every edit counts.
     """
 
     def mark(marked: Any) -> Any:

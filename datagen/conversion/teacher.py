@@ -39,7 +39,7 @@ class Teacher:
     seed: int
 
     async def rewrite(self, source: ConversionSource, cache: CallCache) -> dict[str, Any]:
-        """Return the columns of the first rewrite that follows all rules, or else columns with the last one's fault.
+        """Return the columns of the first rewrite that follows all rules, or else columns with the last failure.
 
         Each reply is stored in `cache` before it is used.
         """

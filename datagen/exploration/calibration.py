@@ -21,10 +21,11 @@ _PAIRS = {
 def agreement_metrics(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return counts of the verdicts of grader and environment, and the shares of rollouts on which they agree.
 
-    `agreement` is the share of all rollouts with both verdicts; it is left out if there are none. `balanced_agreement`
-    is the mean of this share among rollouts that the environment scored right and among those that it scored wrong, so
-    a grader with a constant verdict gets 0.5. It is left out if the environment gave all the same verdict. `records`
-    are those of finished calibrations, with the verdicts `graded` and `scored`: True, False, or None if unknown.
+    `agreement` is the share among all rollouts with verdicts of both; it is left out if there are none.
+    `balanced_agreement` is the mean of this share among rollouts that the environment scored right and among those that
+    it scored wrong, so a grader with a constant verdict gets 0.5; it is left out if the environment gave all the same
+    verdict. `records` are those of finished calibrations, with the verdicts `graded` and `scored`: True, False, or None
+    if unknown.
     """
     counts: Counter[str] = Counter()
     for record in records:

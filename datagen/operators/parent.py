@@ -50,7 +50,7 @@ class Parent:
 
     @property
     def usable_view(self) -> CallView | None:
-        """View of the parent's native calls as tags; None if it has tags. Raises EditRejected if it cannot be shown."""
+        """View of native calls as tags; None if the parent has tags. Raises EditRejected if they cannot be shown."""
         if isinstance(self.view, EditRejected):
             raise EditRejected(self.view.reason, self.view.reply)
         return self.view

@@ -143,7 +143,7 @@ def pool_sentences(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def pool_warnings(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a warning with possible causes if no trajectory has an answer, or no trajectory has a call."""
+    """Return a warning with possible causes if no trajectory has an answer, or not even a call; else an empty list."""
     num_calls = metrics.get("num_calls")
     if num_calls is None:  # imported pools have no counts
         return []

@@ -46,7 +46,7 @@ class PoolsRun(JobStage[QuestionJob]):
 
     @contextlib.asynccontextmanager
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
-        # Unfinished questions are replayed with the facts about the policy's server, even if another is unreachable.
+        # Unfinished questions are replayed with the facts about the policy's server, even if others are unreachable.
         servers = self._facts["servers"] = dict[str, Any]()
         models = await open_models(self._settings, sessions, servers)
         async with open_pools(self._settings, self._environments(), models, self._context.store) as self._open:

@@ -40,8 +40,8 @@ pairs at its own threshold."""
 _MAX_LSH_CANDIDATES = 64
 """Number of entries in a question's LSH buckets above which candidates are looked up by their words."""
 _DIRECTLY_COMPARED = 64
-"""Largest number of questions of one signature with which a new question is compared one by one. For more, LSH is used,
-whose library takes longer to import than a small run."""
+"""Number of questions of one signature below which a new question is compared with each. From this number on, LSH is
+used, whose library takes longer to import than a small run."""
 _NO_ANSWERS = frozenset({""})
 """Answers of tasks without gold answers: such tasks count as sharing an answer."""
 _MAX_CACHED_CHARS = 2_000

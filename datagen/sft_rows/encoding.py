@@ -1,7 +1,7 @@
 """Build the token ids and loss labels of fine-tuning rows from the rollout's own ids and segments.
 
-A row ends with the last turn of the model: what the system wrote after it is no part of the row. A trajectory whose
-context was trimmed has several samples; each becomes a row of its own, with the prompt that the model saw.
+A row ends with the last id that the model wrote: what the system wrote after it is no part of the row. A trajectory
+whose context was trimmed has several samples; each becomes a row of its own, with the prompt that the model saw.
 """
 
 from __future__ import annotations

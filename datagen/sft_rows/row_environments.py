@@ -126,5 +126,5 @@ class RowEnvironments:
 
 
 def load_row_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
-    """Return the tokenizer of the rows, None in text mode; raise ConfigError if it has not the required digest."""
+    """Return the tokenizer of the rows, None in text mode; raise ConfigError if the settings have another digest."""
     return None if settings.tokenizer is None else load_tokenizer(settings.tokenizer, settings.tokenizer_digest)

@@ -22,7 +22,7 @@ def text_violations(text: str, blocks: Sequence[Block], tag: str, dialect: Diale
 
 
 def block_violations(text: str, blocks: Sequence[Block], tag: str, table: PlanningDialect) -> list[str]:
-    """Return these codes for the dialect `table`; `tag` is the tag around observations."""
+    """Return such codes as `text_violations`, for the dialect `table`; `tag` is the tag around observations."""
     segments = []
     for block in blocks:
         kind = RESULT if block.name == tag else block.name if block.name in table.by_name else TEXT

@@ -39,7 +39,7 @@ class Lose(Protocol):
 
 
 class InvalidCall(Exception):
-    """JSON-RPC error with which the server answers a call, or its request for user input, which an episode has not."""
+    """JSON-RPC error with which the server answers a call, or its request for input, which no episode can give."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)

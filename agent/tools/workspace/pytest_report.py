@@ -1,7 +1,7 @@
 """Pytest plugin that records which hidden tests passed; it runs with the tests and imports nothing of Treadle.
 
-Before any file of the workspace is imported, it deletes the file with the secret number of its report and removes the
-variables with which the tests were started from the environment. So programs that tests start get neither.
+Before any file of the workspace is imported, it deletes the file with the secret number of its report, and removes from
+the environment the variables with which the tests were started. So programs that tests start get neither.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class WorkspaceTools:
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, deadline: float, context: CallContext
     ) -> ToolOutcome:
-        """Run one call after the earlier ones have ended."""
+        """Run one call after the earlier ones have returned."""
         async with self._turn:
             if self._has_ended:
                 raise ToolError("the episode has ended: its workspace may hold the hidden tests")
