@@ -211,7 +211,7 @@ def repeats_key(hits: Iterable[WebHit], key: str) -> bool:
 
 
 def without_key(failure: Failure, data: bytes, key: str) -> Failure:
-    """Return a failure whose message does not have the API key, or a part of it, as URLs, HTML or JSON encode it."""
+    """Return a failure whose message has no part of the API key, plain or as URLs, HTML or JSON encode it."""
     # Reads more of the answer than messages quote, so that no key is cut in two where the quote ends.
     texts = [data[:_READ_BYTES].decode("utf-8", "replace"), str(failure)]
     texts += [_UNICODE.sub(lambda escape: chr(int(escape[1], 16)), text).replace("\\/", "/") for text in texts]

@@ -20,14 +20,14 @@ from treadle.core.errors import DeadlineExceeded, ToolError
 
 ENGINE = "bfcl"
 CALL_CPU_S = 30
-"""Processor time of one request. Arguments such as a large exponent keep a function busy for ever."""
+"""Most processor seconds of one request: arguments such as a large exponent can keep a function busy forever."""
 _PROGRAM = "treadle.environments.bfcl.program"
 _START_S = 120.0
 _MAX_LINE_BYTES = 64 << 20
 
 
 class WorkerLost(ToolError):
-    """End of the process of an episode before it answered; the episode can be acted again on another."""
+    """The process of an episode ended before it answered; the episode can be repeated in another process."""
 
     retryable = True
 

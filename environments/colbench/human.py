@@ -62,7 +62,7 @@ class Person:
     options: EpisodeOptions
 
     async def reply(self, messages: Sequence[Mapping[str, Any]], turn: int, deadline: float) -> str:
-        """Return the cut reply to a turn, counted from 0; in the profile `legacy`, `No response.` if it is refused.
+        """Return the cut reply to a turn, from 0; in the profile `legacy`, a refused request gets `No response.`
 
         Raises ConfigError without a model, and ModelError.
         """

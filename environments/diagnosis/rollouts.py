@@ -187,7 +187,7 @@ def _read(rows: Sequence[Mapping[str, Any]], counted: Facts) -> dict[str, Any]:
 
 
 def _common_error(rows: Iterable[Mapping[str, Any]], tools: Mapping[str, int]) -> str:
-    """Return the result text that at least three quarters of the failed calls of `tools` have; empty if they differ."""
+    """Return the result text that at least three quarters of the failed calls of `tools` have; empty without one."""
     said = Counter[str]()
     for row in rows:
         calls, segments = orjson.loads(row["tool_calls"]), orjson.loads(row["segments"])

@@ -90,7 +90,7 @@ def _ids(text: str) -> tuple[str, ...]:
 
 
 def _listed_nodes(text: str, max_nodes: int) -> tuple[list[PlanNode], list[PlanProblem]]:
-    """Read a list of tasks. Lines before the first header are ignored; further lines of a task are its description."""
+    """Read a list of tasks. Lines before the first header are ignored; other lines of a task extend its description."""
     found: list[tuple[str, list[str], dict[str, None]]] = []
     for line in text.splitlines():
         if header := _HEADER.fullmatch(line):

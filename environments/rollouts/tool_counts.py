@@ -10,7 +10,7 @@ from typing import Any
 from treadle.agent.contract import CallRecord, Ledger
 
 INVALID = "(invalid)"
-"""Replaces all names that no tool can have."""
+"""Name that replaces all names that no tool can have."""
 OTHERS = "(others)"
 """Common name of all tools beyond the most called ones; no tool can have this name."""
 MAX_TOOLS = 8
@@ -61,7 +61,7 @@ class ToolTotals:
             counts.update({key: calls[key] for key in _COUNTS})
 
     def ranked(self) -> list[str]:
-        """Return all names; most calls that ran first, since a name that no tool has never runs."""
+        """Return all names, those with most executed calls first: a call of an unknown tool is never executed."""
         totals = self._totals
         return sorted(totals, key=lambda name: (-totals[name]["executed"], -totals[name]["requested"], name))
 

@@ -26,7 +26,7 @@ _FAILURES = ("Execution Timeout", "Tool execute failed")
 
 @dataclass(frozen=True, slots=True)
 class LegacySample:
-    """One line of the original's metrics file."""
+    """One line of the published program's file of metrics."""
 
     domain: str
     """Either "math" or "qa"."""
@@ -122,7 +122,7 @@ def legacy_productivity(correctness: float, mean_calls: float) -> float:
 
 
 def legacy_overall(samples: Sequence[LegacySample], *, judged: bool) -> dict[str, float | str]:
-    """Return the aggregate under the original's names, as means over all samples, without its date."""
+    """Return means over all samples under the published program's names, without the date that it adds."""
     if judged:
         correctness = mean_of([sample.llm_equal for sample in samples])
     else:
@@ -147,12 +147,15 @@ def legacy_overall(samples: Sequence[LegacySample], *, judged: bool) -> dict[str
 
 
 def legacy_conciseness(votes: Sequence[tuple[int, int]]) -> float:
-    """Return the share of (yes, no) samples without more yes than no. A tie or a missing vote counts as concise."""
+    """Return the share of samples with at most as many yes as no votes; yes means that a call was wasted.
+
+    Each item has the numbers of yes and no votes. A tie or a missing vote counts as concise.
+    """
     return mean_of([yes <= no for yes, no in votes])
 
 
 def legacy_results(output: str) -> list[str]:
-    """Return the contents of the closed results."""
+    """Return the contents of the `<result>` blocks of an output that are closed."""
     return [block.removeprefix("<result>").removesuffix("</result>") for block in _RESULT.findall(output)]
 
 
@@ -165,7 +168,10 @@ def legacy_failed_results(results: Sequence[str]) -> int:
 
 
 def legacy_successful_execution(samples: Sequence[tuple[float, Sequence[str]]]) -> tuple[float, float | None]:
-    """Return the mean of P / max(Wrong, 1) and the share of results that did not fail, from (P, results) per sample."""
+    """Return the mean of P / max(number of failed results, 1), and the share of results that did not fail.
+
+    `samples` has P, the correctness, and the results of each sample. Without results the share is None.
+    """
     failed = [legacy_failed_results(results) for _, results in samples]
     terms = [score / max(wrong, 1) for (score, _), wrong in zip(samples, failed, strict=True)]
     calls = sum(len(results) for _, results in samples)
@@ -173,7 +179,7 @@ def legacy_successful_execution(samples: Sequence[tuple[float, Sequence[str]]]) 
 
 
 def legacy_execution_score(sample: LegacySample, dataset: str) -> float:
-    """Return P for successful execution and reasoning length, chosen by the name of the data set."""
+    """Return the P of successful execution and reasoning length: F1 or judge's verdict, by the data set's name."""
     return sample.f1 if any(name in dataset.lower() for name in F1_DATASETS) else sample.llm_equal
 
 

@@ -87,8 +87,8 @@ class _Block:
 def answer_of(rollout: StoredRollout) -> str | None:
     """Return the text of a rollout's answer; None without one.
 
-    It is the last answer that the agent gave. If the agent used up its turns without one, it is the text of its
-    last turn.
+    It is the last answer that the agent gave. If the agent used up its turns without one, it is the visible
+    text of its last turn.
     """
     answers = [part.text for part in rollout.segments if part.kind == ANSWER]
     if answers:
