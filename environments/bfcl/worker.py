@@ -59,7 +59,7 @@ def _accepts(address: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Running program, of which each connection is a process of its own."""
+    """Running program, which forks a process for each connection."""
 
     address: Path
     child: Child

@@ -49,7 +49,7 @@ def human_messages(
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The person of one dialogue, whom `model` plays.
+    """The person of one dialogue, whom `model` plays; without a model, `reply` fails.
 
     Attributes:
         task_key: Key of the task.
