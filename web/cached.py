@@ -132,7 +132,7 @@ class CachedWeb:
         return self._cache
 
     async def _opened_pages(self) -> tuple[Fetcher, PageReader]:
-        """Return fetcher and reader; their processes start with the first page."""
+        """Return fetcher and reader; they are opened, and the reader's processes started, for the first page."""
         async with self._opening:
             if self._pages is None:
                 from treadle.web.pages.fetch import Fetcher

@@ -23,7 +23,7 @@ _FAILED = "Error during execution:"
 
 
 class Bfcl(Environment):
-    """One task: messages of the user, each of which comes after the model has ended a turn without a call."""
+    """One task: messages of the user; each after the first is sent when the model ends a turn without a call."""
 
     dialect: ClassVar[Dialect] = FunctionsDialect()
     explores: ClassVar[bool] = True
@@ -68,7 +68,7 @@ class Bfcl(Environment):
         return self._messages[0]
 
     async def step(self, turn: ModelTurn) -> Observation:
-        """Run the calls of a turn; if the turn has no readable call, send the user's next message or end the task."""
+        """Run the calls of a turn; if it has none or an unreadable one, send the next message or end the task."""
         if turn.ended in ("context_full", "budget"):
             return Observation(status=turn.ended)
         self._num_turns += 1

@@ -49,7 +49,7 @@ def human_messages(
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The person of one dialogue, whom `model` plays.
+    """The person of one dialogue, whom `model` plays; without a model, `reply` fails.
 
     Attributes:
         task_key: Key of the task.
@@ -62,7 +62,7 @@ class Person:
     options: EpisodeOptions
 
     async def reply(self, messages: Sequence[Mapping[str, Any]], turn: int, deadline: float) -> str:
-        """Return the cut reply to a turn, counted from 0; in the profile `legacy`, `No response.` if it is refused.
+        """Return the cut reply to a turn, from 0; in the profile `legacy`, a refused request gets `No response.`
 
         Raises ConfigError without a model, and ModelError.
         """

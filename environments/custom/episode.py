@@ -102,7 +102,7 @@ class CustomEpisode:
         return observation if observation.calls else replace(observation, calls=_answered(turn, observation.messages))
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
-        """Restore the state after a recorded turn, in the way that `resume` names; raise EpisodeDiverged on failure."""
+        """Restore the state after a recorded turn as `resume` says; raise EpisodeDiverged on failure or `restart`."""
         if self._environment.resume == "restart":
             raise EpisodeDiverged("the state of the episode was lost")
         if self._environment.resume == "replay":

@@ -76,14 +76,14 @@ class Facts:
     max_tokens: int | None = None
     temperature: float | None = None
     failed_tools: Mapping[str, int] = field(default_factory=dict)
-    """Tools that ran several times and always failed -> number of their calls."""
+    """Tools that ran at least `FEW` times and always failed -> number of their calls."""
     common_error: str = ""
     """Result text that at least three quarters of the failed calls have, on one line; empty if there is none, or if texts
     were not read."""
     num_groups: int = 0
     """Questions with several rollouts."""
     num_equal_groups: int = 0
-    """Questions with several rollouts that seem equal: they have the same counts, and no texts read of them differ."""
+    """Questions whose several rollouts seem equal by their counts; 0 if texts read for one question differ."""
 
     @property
     def num(self) -> int:

@@ -7,7 +7,7 @@ from treadle.environments.diagnosis.score_facts import JudgeCounts, ScoreFacts
 
 
 def _agreeing(facts: ScoreFacts) -> list[str]:
-    """Return the judges that accept every answer or give every answer the same grade.
+    """Return the judges that accept all of at least `FEW` answers, or give them all the same grade.
 
     A judge that rejects every answer may be right: it is asked only about answers that no rule accepts.
     """

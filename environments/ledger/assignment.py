@@ -66,8 +66,8 @@ class Assignment:
     def score(self, book: Book, answer: object) -> float | None:
         """Return the share of the task that is done, from 0 to 1; 1 only if nothing else was changed.
 
-        Each order and account that the solution changes counts equally, and so does the answer. Any other change halves
-        the score. None if the solution neither changes nor submits anything.
+        Each order and account that the solution changes counts equally, and so does the answer. If anything else was
+        changed, the score is halved. None if the solution neither changes nor submits anything.
         """
         before, after = _facts(Book.make(self.seed)), _facts(self._solved())
         now = _facts(book)

@@ -87,7 +87,7 @@ class PlanningEpisode:
         return observation
 
     def _plan_notice(self, turn: ModelTurn) -> Message | None:
-        """Return a message with the problems of the turn's plan; None if it has no invalid plan or was cut off."""
+        """Return a message with the problems of a turn's plan; None if the turn has no invalid plan, or was cut off."""
         if turn.is_empty or turn.ended not in ("stop", "end_of_turn"):
             return None
         found = self._dialect.find_plan(turn.text)

@@ -36,7 +36,7 @@ class PlanProblem:
     Attributes:
         code: Kind of problem.
         text: One sentence that names the tasks.
-        ids: Ids of the tasks that have it; for `cycle` the tasks on the cycle, in the order of their dependencies.
+        ids: Ids of tasks that it concerns; for `cycle` the tasks on the cycle, in the order of their dependencies.
     """
 
     code: PlanFault

@@ -80,7 +80,7 @@ def planned_calls(calls: Sequence[Call], plan: Plan | None, done: Collection[str
 
 
 def _places_of(query: str, task: str, plan: Plan) -> Template:
-    """Return the query with placeholders for results of tasks that its own task depends on; other braces stay text."""
+    """Return the query as a template if its own task depends on all tasks of the placeholders, else as plain text."""
     template = parse_template(query)
     ancestors = plan.ancestors()[task]
     return template if template.places and ancestors.issuperset(template.places) else Template((query,))

@@ -49,7 +49,7 @@ class ServiceClient:
 
     Attributes:
         keeps_replies: Whether the service answers a repeated `request_id` with its stored reply. Other services would
-            carry out a repeated step twice, so steps are not retried there.
+            carry out a repeated step twice, so there a step is retried only if the service did not begin it.
     """
 
     def __init__(self, settings: ServiceSettings, *, sleep: Sleep = asyncio.sleep) -> None:
@@ -131,7 +131,7 @@ class ServiceClient:
         return data_of(self._place(path), status, data, is_of_instance=path != _PROFILE)
 
     async def _repeated(self, path: str, body: bytes | None, *, repeats: bool) -> tuple[int, bytes]:
-        """Send a request, with retries, until it is answered; return status and body.
+        """Send a request, with up to `retry_limit` retries; return status and body of the answer.
 
         Without `repeats`, retry only if the service did not begin to act: no connection, or status 429.
         """

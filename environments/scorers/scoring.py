@@ -207,7 +207,7 @@ def is_decided(scorer: Scorer, rollout: FinishedRollout) -> Score | None:
 
 
 def _checked(call: ScorerCall, value: Any) -> Score | Exception:
-    """Return the score from the value that a scorer returned; it has no verdict if the value cannot be used."""
+    """Return the score from a scorer's value, without a verdict if that cannot be used; pass on exceptions."""
     if isinstance(value, Exception) or isinstance(call.scorer, EnvironmentScorer):
         verdict: Score | Exception = value
         return verdict

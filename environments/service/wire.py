@@ -21,7 +21,7 @@ def _fit_for_paths(identity: str) -> str:
 
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 InstanceId = Annotated[Identifier, AfterValidator(_fit_for_paths)]
-"""Id of an instance; it has no path separators because environments such as AppWorld's name folders by it."""
+"""Id of an instance; it must fit as the name of a folder, since environments such as AppWorld's use it as one."""
 
 
 class Envelope(BaseModel):

@@ -47,8 +47,8 @@ class CallLimits:
     """Limits of the calls of one episode.
 
     Attributes:
-        of_entry: Function from the name of an entry in `environment.tools` to the most executed calls of each of its
-            tools; None means no limit.
+        of_entry: Function from the name of an entry in `environment.tools`, or of a shipped tool, to the most executed
+            calls of each of its tools; None means no limit.
         total: Most executed calls over all tools; None means no limit.
         on_limit: Reaction to a call over a limit; see `QuestionSettings.on_limit`. With `refuse`, the result of each
             such call reports the limit.

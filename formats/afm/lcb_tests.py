@@ -20,7 +20,7 @@ from treadle.core.store.exported import new_folder, write_facts
 from treadle.core.untrusted.input_files import read_rows
 
 _MAX_BYTES = 256 * 1024**2
-"""Most bytes that the packed tests of a problem may decompress to."""
+"""Most bytes that a field with packed tests may decompress to."""
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _CASES = ("public_test_cases", "private_test_cases")
 

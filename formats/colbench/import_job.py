@@ -57,7 +57,7 @@ class DialogueImport:
 
 
 class DialogueJob:
-    """Replacement of the function of the stage `rollouts`, which writes the dialogues of a file."""
+    """Writer of the dialogues of a file, which replaces the function of the stage `rollouts`."""
 
     def __init__(self, path: Path, sha256: str, rows: DialogueRows) -> None:
         self._path, self._sha256, self._rows = path, sha256, rows

@@ -116,7 +116,7 @@ def _figures(group: _Group) -> dict[str, float | str | None]:
 
 
 def export_report(run: Run, record: StageRecord, target: Path, *, replace: bool = False) -> dict[str, Any]:
-    """Write the figures of `report_of_run` as JSON into a file; return a summary. Raises like it and `write_file`."""
+    """Write the figures as JSON into a file; return a summary. Raises as `report_of_run` and `write_file` do."""
     content = orjson.dumps(report_of_run(run, record), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     write_file(target, content, replace=replace)
     return {"file": str(target), "format": "et-agent", "instance": record.address, "bytes": len(content)}

@@ -67,7 +67,7 @@ def describe(result: ProgramResult, time_limit_s: float) -> tuple[OutcomeStatus,
 
     The cause is empty for exit code 0, else `time`, `memory`, `files`, `output`, `signal_N`, the name of the exception
     that the program raised, or `exit_N`. The observation begins with a line in brackets; then it has the output of each
-    stream between two lines with the stream's name.
+    stream that has any, between two lines with the stream's name.
     """
     stdout, stderr = clean(result.stdout), clean(result.stderr)
     streams = [("stdout", stdout), ("stderr", stderr)]

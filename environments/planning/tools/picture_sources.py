@@ -25,7 +25,7 @@ MAX_PATH_CHARS = 4096
 
 
 class NoPicture(ValueError):
-    """A picture that cannot be read; the message is for the model, and names nothing outside the folder."""
+    """A picture that cannot be fetched or read; the message is for the model, and names nothing outside the folder."""
 
 
 @dataclass(frozen=True, slots=True)

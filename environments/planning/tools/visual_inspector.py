@@ -135,7 +135,7 @@ class VisualInspector:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Close the HTTP session."""
+        """Close the fetcher."""
         await self._fetcher.close()
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:

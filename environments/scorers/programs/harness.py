@@ -164,7 +164,7 @@ def cpu_s(process: int) -> float:
 
 
 def receive(source: int, child: int, task: dict[str, Any]) -> bytes:
-    """Return the line that the process of a call writes, or a line with an error if it writes none in time."""
+    """Return the line that the process of a call writes; one with an error if it ends first, is late or too long."""
     limit = Limit(task, child)
     data = bytearray()
     try:

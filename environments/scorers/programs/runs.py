@@ -59,7 +59,7 @@ async def run_calls(
     legacy: bool,
     packages: Sequence[str],
 ) -> list[CallResult]:
-    """Define a program in a sandbox and make the calls there, each within `limit_s` seconds. Raises SandboxError.
+    """Make the calls of a program in one sandbox, each within `limit_s` seconds. Raises SandboxError.
 
     With the name of a function, the program that defines it is searched for in `code`, which may have prose around it.
     """

@@ -79,8 +79,8 @@ class ProgramsScorer(Scorer):
     async def score(self, task: Task, rollout: StoredRollout) -> Score:
         """Return the share of calls that return the same as the reference; the answer is right if all do.
 
-        Raises SandboxError, which leaves the rollout without a verdict, and BadTask, also if all calls of the reference
-        fail.
+        Raises SandboxError, which leaves the rollout without a verdict, and BadTask; in the profile `strict` also if
+        all calls of the reference fail.
         """
         hidden = ProgramTask.of(task.payload)
         calls = list(hidden.tests.values())

@@ -13,7 +13,7 @@ BLACK_PIXELS = 224
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the cosine of two vectors of the same dimension, from -1 to 1. Raises ValueError for a vector of zeros."""
+    """Return the cosine of two vectors of equal size, from -1 to 1. Raises ValueError for zero or infinite length."""
     one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
     length = float(np.linalg.norm(one) * np.linalg.norm(other))
     if not length or not np.isfinite(length):
