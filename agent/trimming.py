@@ -1,7 +1,7 @@
 """Decide which segments of a transcript a request still shows, once the context window gets too small for all of them.
 
-A transcript is append-only. What a request shows of it is a context: some of the earlier segments, then all segments
-after these. Each trim starts a new context. Each context is a training sample of its own, whose prompt holds the
+A transcript is append-only. What a request shows of it is a context: some of the segments before the latest trim, then
+all later ones. Each trim starts a new context. Each context is a training sample of its own, whose prompt holds the
 earlier segments that it shows. So every sampled id belongs to one sample, after exactly the ids that the model saw.
 """
 

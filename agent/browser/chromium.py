@@ -113,12 +113,10 @@ class Chromium:
     Attributes:
         devtools: Client of its DevTools protocol.
         product: Its name and version.
-        num_pages: Number of pages opened in it so far.
     """
 
     def __init__(self, devtools: DevTools, product: str) -> None:
         self.devtools, self.product = devtools, product
-        self.num_pages = 0
 
 
 async def _greeted(devtools: DevTools, process: ServerProcess) -> Chromium:

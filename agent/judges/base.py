@@ -104,7 +104,7 @@ class Judge(Entry):
         return (self.prompt_text or shipped) + rubric
 
     def digest(self) -> str:
-        """Return a digest of everything that affects verdicts or grades except the model and its input.
+        """Return a digest of everything that affects a model's verdict or grade except the model, sampling and input.
 
         Raises ConfigError as `checked_messages` does.
         """

@@ -175,7 +175,7 @@ class ClassTools:
 
     @contextlib.asynccontextmanager
     async def _code(self, method: str) -> AsyncIterator[None]:
-        """Run a method of the class that is no tool call; its errors and timeouts are raised as ToolError."""
+        """Run code of the class outside its tool calls; its errors and timeouts are raised as ToolError."""
         place = f"{self._class.__name__}.{method}"
         limit = work_clock().limit(work_clock().time() + self._settings.time_limit_s)
         try:

@@ -41,7 +41,8 @@ class OperatorContext:
         roles: Model of each role (`critic`, `refiner`).
         hints: Hints for this kind of question.
         codec: The policy's tokenizer; None in text mode.
-        tags: Tags of the environment; None if it has native calls. Operators use `dialect`, which is never None.
+        tags: Tags of the environment; None if it has native calls. Operators see such calls as tags: they use
+            `dialect`, which is set in both cases.
         seed: Seed of this application, in [0, 2**31).
         run_rollout: Function that runs a rollout; use `continue_from` and `roll_out`.
         cache: Stored answers of models and tools of this application.

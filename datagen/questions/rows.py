@@ -358,7 +358,7 @@ def _split(fields: Mapping[str, Any], source: SourceSettings) -> Split | None:
 
 
 def _json(meta: Mapping[str, Any]) -> str:
-    """Return the fields of the row for `meta` as strict JSON."""
+    """Return `meta`, the other fields of the row, as strict JSON."""
     return json.dumps(_plain(meta), ensure_ascii=False, sort_keys=True, allow_nan=False)
 
 

@@ -131,7 +131,7 @@ class _Builder:
 
 
 def calls_in(text: str) -> list[CallText]:
-    """Return the calls in the text of a segment; all forms in which models write calls are tried."""
+    """Return the calls in the text of a segment, in the first form that has any: the form of its model is unknown."""
     return next(filter(None, (form.find(text) for form in FORMS)), [])
 
 

@@ -78,8 +78,8 @@ class Facts:
     failed_tools: Mapping[str, int] = field(default_factory=dict)
     """Tools that ran at least `FEW` times and always failed -> number of their calls."""
     common_error: str = ""
-    """Result text that at least three quarters of the failed calls have, on one line; empty if there is none, or if texts
-    were not read."""
+    """Result text that at least three quarters of the failed calls have, on one line; empty if there is none, or if
+    texts were not read."""
     num_groups: int = 0
     """Questions with several rollouts."""
     num_equal_groups: int = 0
