@@ -170,6 +170,19 @@ def test_failing_model_is_an_error_and_replies_before_it_are_kept(tmp_path: Path
     assert [role for role, _ in author.shown] == ["summariser", "validator"]
 
 
+def test_wrong_encoder_and_unwritable_folder_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "pool.jsonl"
+    path.write_bytes(write_records(records("seven")))
+    missing = {"type": "model", "model": str(tmp_path / "absent")}
+    with client(tmp_path / "pools", None, experience={"pool": [path], "encoder": missing}) as service:
+        answer = service.post("/retrieve_task_memory", json={"query": "seven"})
+        assert answer.status_code == 503 and "absent" in answer.json()["detail"]
+    (tmp_path / "file").write_text("")
+    with served(ScriptedAuthor(write, valid)) as server, client(tmp_path / "file", server) as service:
+        answer = service.post("/summary_task_memory", json={"trajectories": [TRAJECTORY]})
+        assert answer.status_code == 503 and "file" in answer.json()["detail"]
+
+
 def test_token_and_origin_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with client(tmp_path, None) as service:
         answer = service.post("/retrieve_task_memory", json={"query": "x"}, headers={"Origin": "http://evil.example"})
