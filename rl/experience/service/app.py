@@ -38,7 +38,7 @@ def make_app(config: ExperienceServiceConfig, roles: tuple[RoleSettings, RoleSet
     Raises ConfigError if a token is required and missing, and DataError for a pool that cannot be read.
     """
     options, token = config.experience, config.service.token()
-    service = _Service(config, Workspaces(config))
+    service = _Service(config, Workspaces(config, roles or ()))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
