@@ -15,6 +15,7 @@ from treadle.agent.jobs.keys import job_key
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.config import semantic_dump
 from treadle.core.runs.stage import Rows
+from treadle.environments.rollouts.rows import FAILED
 from treadle.rl.experience.prompts import PlayedRollout
 from treadle.rl.experience.settings import AuthorOptions, ExperienceSettings
 from treadle.rl.preferences.conversations import conversation_before
@@ -71,7 +72,7 @@ class BatchJobs:
         rows = (
             row
             for table in self._rollouts
-            for row in table.rows(("rollout_key", "question_key", "first_messages", "segments"))
+            for row in table.rows(("rollout_key", "question_key", "status", "first_messages", "segments"))
             if self._is_used(row)
         )
         for question_key, own in itertools.groupby(rows, lambda row: str(row["question_key"])):
@@ -85,10 +86,12 @@ class BatchJobs:
                 yield BatchJob(key, question_key, batch)
 
     def _is_used(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a rollout is summarised: that of a held-out task never is."""
+        """Return whether a rollout is summarised: never one of a held-out task, or one that infrastructure ended."""
         reason = ""
         if self._splits.get(row["question_key"]) != "train":
             reason = "held_out"
+        elif row["status"] == FAILED:
+            reason = "failed"
         elif self._scores.get(row["rollout_key"]) is None:
             reason = "no_score"
         if reason:

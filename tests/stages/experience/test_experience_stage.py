@@ -11,9 +11,11 @@ import pytest
 from support.experience.desk import HELD_OUT, ExperienceDesk, experience_instance, halving
 from support.experience.scripted_author import ScriptedAuthor, records, roles, valid
 from support.servers.scripted_server import Fault, Item, RecordedRequest, served
+from support.tables.score_tables import put_rows
 
 from treadle.core.errors import DataError, JobsPending, StageFailed
 from treadle.core.runs.execute import execute
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.rl.experience.record import write_records
 
 
@@ -56,6 +58,19 @@ def test_kinds_need_rollouts_that_support_them_and_scores_are_shown(desk: Experi
     assert sorted([one["score"] for one in shown["rollouts"]] for shown in summaries) == [[0.0], [1.0, 0.0, 1.0]]
     first = summaries[0]["rollouts"][0]["messages"]
     assert [message["role"] for message in first[:2]] == ["assistant", "user"] and "I say" in first[0]["content"]
+
+
+def test_rollout_that_infrastructure_ended_is_not_shown(desk: ExperienceDesk) -> None:
+    rows = desk.rows("1/rollouts@base", "rollouts")
+    (lost,) = [row for row in rows if row["question_key"] == "a" and row["sample_index"] == 1]
+    lost.update(status="failed", segments="[]", text="")
+    put_rows(desk.run, "1/rollouts@base", ROLLOUTS, rows)
+    author = ScriptedAuthor(halving, valid)
+    with served(author) as server:
+        desk.experience(server.url)
+    summaries = [shown for role, shown in author.shown if role == "summariser"]
+    # Its score is 0, as that of any rollout without an answer.
+    assert sorted([one["score"] for one in shown["rollouts"]] for shown in summaries) == [[0.0], [1.0, 1.0]]
 
 
 def test_summaries_are_spread_over_the_servers_of_a_model(desk: ExperienceDesk) -> None:
