@@ -160,12 +160,19 @@ def digest_json(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two nested tables; `over` wins, lists are replaced as a whole."""
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], *, by_type: bool = False) -> dict[str, Any]:
+    """Merge two nested tables; `over` wins, lists are replaced as a whole.
+
+    With `by_type`, tables inside that name another `type` are replaced as a whole as well: it has other keys.
+    """
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            is_other = by_type and "type" in old and value.get("type", old["type"]) != old["type"]
+            merged[key] = value if is_other else merge(old, value, by_type=by_type)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -179,11 +186,14 @@ def with_preset(presets: Mapping[str, Mapping[str, Any]], data: Any) -> Any:
     preset = presets.get(data["preset"]) if isinstance(data["preset"], str) else None
     if preset is None:
         raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(presets)}")
-    given = {
-        key: value.model_dump(exclude_unset=True) if isinstance(value, Section) else value
-        for key, value in data.items()
-    }
-    return merge(preset, given)
+    given = {key: _set_keys(value) if isinstance(value, Section) else value for key, value in data.items()}
+    return merge(preset, given, by_type=True)
+
+
+def _set_keys(section: Section) -> dict[str, Any]:
+    """Return the keys that were set, and the type, which a class sets by itself."""
+    kind = {"type": section.type} if "type" in type(section).model_fields else {}  # type: ignore[attr-defined]
+    return {**kind, **section.model_dump(exclude_unset=True)}
 
 
 def with_changes(table: Section, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +204,7 @@ def with_changes(table: Section, changes: Mapping[str, Any]) -> dict[str, Any]:
     presets: Mapping[str, Mapping[str, Any]] = getattr(type(table), "PRESETS", {})
     name = changes.get("preset")
     preset = presets.get(name, {}) if isinstance(name, str) else {}
-    return merge(merge(table.model_dump(mode="json"), preset), changes)
+    return merge(merge(table.model_dump(mode="json"), preset, by_type=True), changes, by_type=True)
 
 
 def read_text(path: Path) -> str:

@@ -154,7 +154,7 @@ class Registry(Generic[T_Entry]):
             raise
         except TreadleError:
             raise
-        except Exception as error:  # any error that a user's class raises
+        except (Exception, SystemExit) as error:  # any error that a user's class raises
             raise ValueError(f"{name} cannot be made from its keys: {type(error).__name__}: {error}") from error
 
     def validate(self, data: Any, handler: ValidatorFunctionWrapHandler) -> T_Entry:

@@ -18,6 +18,7 @@ from treadle.agent.model_types import ChatCodec, CompletionModel
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.llm.config import Sampling
 from treadle.core.steady_loop import SteadyLoop
+from treadle.core.untrusted.concealment import exits_as_errors
 from treadle.environments.mixture import Environments
 from treadle.environments.opening import errors_named, limits_of, open_runtime
 from treadle.environments.settings import EnvironmentSettings
@@ -120,7 +121,7 @@ class ResidentEnvironments:
         """Prepare environments with the arguments of `open_environments`; entering the block opens them."""
         self._context = open_environments(environments, interpreter=interpreter)
         self._loop = SteadyLoop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="environment", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="environment", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -141,10 +142,19 @@ class ResidentEnvironments:
         """Run a coroutine on the event loop and return its result; cancel it there if this thread is interrupted."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            with exits_as_errors():
+                return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def _run_loop(self) -> None:
+        is_stopped = False
+        while not is_stopped:
+            # A task of a user's code that exits also ends the loop, and `run` would wait for ever.
+            with contextlib.suppress(SystemExit):
+                self._loop.run_forever()
+                is_stopped = True
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from types import TracebackType
 
@@ -17,6 +16,7 @@ from treadle.agent.browser.settings import BrowserSettings
 from treadle.agent.sandbox.guardian import Guardian
 from treadle.agent.sandbox.usage import UsageWatch
 from treadle.core.errors import ToolError
+from treadle.core.gather import SharedResults
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class PageRenderer:
         self._current: _Running | None = None
         self._launcher: ChromiumLauncher | None = None
         self._guardian, self._usage = Guardian(), UsageWatch()
-        self._kept: OrderedDict[str, asyncio.Task[bytes]] = OrderedDict()
+        self._kept = SharedResults[bytes](_MAX_KEPT)
         self.num_started = 0
         self.product = ""
 
@@ -73,23 +73,11 @@ class PageRenderer:
         Raises PageNotDrawn if the page fails or takes too long in two browsers, and SandboxError if no browser starts.
         """
         key = hashlib.sha256(html.encode("utf-8", "replace")).hexdigest()
-        task = self._kept.get(key)
-        if task is None:
-            task = self._kept[key] = asyncio.create_task(self._draw(html))
-            if len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
-        try:
-            return await asyncio.shield(task)
-        except Exception:
-            self._kept.pop(key, None)
-            raise
+        return await self._kept.get(key, lambda: self._draw(html))
 
     async def close(self) -> None:
         """End all browsers."""
-        tasks, self._kept = list(self._kept.values()), OrderedDict()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._kept.close()
         for running in list(self._browsers):
             await running.close()
         self._browsers.clear()

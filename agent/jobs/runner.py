@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from treadle.core.errors import ModelError, StageFailed, ToolError, TreadleError
+from treadle.core.errors import BudgetExceeded, ModelError, StageFailed, ToolError, TreadleError
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import WorkResult
 
@@ -155,6 +155,10 @@ class JobRunner(Generic[T_Job]):
         workers = [asyncio.create_task(self._run_worker(jobs, 2 * number + 8)) for _ in range(number)]
         try:
             await asyncio.gather(*workers)
+        except BudgetExceeded:
+            # Workers send no further request, but the replies to those in flight are paid for, and kept.
+            await asyncio.gather(*workers, return_exceptions=True)
+            raise
         finally:
             for worker in workers:
                 worker.cancel()

@@ -23,6 +23,7 @@ from treadle.agent.role_settings import JudgeSampling
 from treadle.core.config import config_folders, digest_json, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.registry import Entry
+from treadle.core.untrusted.concealment import exits_as_errors
 from treadle.core.untrusted.sanitize import one_line
 
 VIEWS_VERSION = 1
@@ -116,7 +117,8 @@ class Judge(Entry):
         """Return the messages; raise ConfigError if the code of the judge fails or returns anything else."""
         messages: Any = None
         try:
-            messages = self.messages(view)
+            with exits_as_errors():
+                messages = self.messages(view)
             problem = "" if _are_messages(messages) else "it returned no list of messages"
         except Exception as error:  # noqa: BLE001 - any error of a user's class
             problem = one_line(f"{type(error).__name__}: {error}")

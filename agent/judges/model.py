@@ -16,6 +16,7 @@ from treadle.agent.judges.views import MAX_PREDICTION_CHARS, View, answer_view, 
 from treadle.agent.role import Reply, RoleModel
 from treadle.core.errors import ContextTooLong, StageFailed
 from treadle.core.seeds import derive_seed
+from treadle.core.untrusted.concealment import exits_as_errors
 from treadle.core.untrusted.sanitize import one_line
 
 MAX_REQUESTS = 2
@@ -115,7 +116,8 @@ class ModelJudge:
     def _read(self, text: str) -> bool | Grade | None:
         """Return what the judge's `read` returns for a reply; raise StageFailed if it fails or returns anything odd."""
         try:
-            found = self._judge.read(text)
+            with exits_as_errors():
+                found = self._judge.read(text)
         except Exception as error:
             raise self._failed(f"{type(error).__name__}: {error}") from error
         if found is None or isinstance(found, bool):

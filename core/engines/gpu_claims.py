@@ -6,6 +6,7 @@ in docs/behaviour/engines.md, part "Devices".
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import shutil
@@ -44,16 +45,20 @@ class GpuClaims:
         self._leases: dict[str, FileLease] = {}
 
     def take(self, gpus: Collection[str], doing: str) -> OccupiedGpu | None:
-        """Claim all of these GPUs; if one is not free, claim none and return that one. Earlier claims stay."""
+        """Claim all of these GPUs; if one is not free, claim none and return that one. Earlier claims stay.
+
+        Raises StorageError, and then claims none, if the lock file of one cannot be written.
+        """
         paths = {gpu: path for gpu, path in claim_paths(set(gpus) - self._leases.keys()).items()}
-        taken: dict[str, FileLease] = {}
-        for gpu, path in sorted(paths.items()):
-            try:
-                taken[gpu] = FileLease(path, f"GPU {gpu}", doing=doing)
-            except RunError:
-                for lease in taken.values():
-                    lease.release()
-                return OccupiedGpu(gpu, live_holder(path))
+        with contextlib.ExitStack() as releases:
+            taken: dict[str, FileLease] = {}
+            for gpu, path in sorted(paths.items()):
+                try:
+                    taken[gpu] = FileLease(path, f"GPU {gpu}", doing=doing)
+                except RunError:
+                    return OccupiedGpu(gpu, live_holder(path))
+                releases.callback(taken[gpu].release)
+            releases.pop_all()
         self._leases |= taken
         return None
 

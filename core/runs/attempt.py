@@ -102,7 +102,7 @@ class Attempt:
                 self._end("failed", str(error))
                 raise
             # The only place that turns an unforeseen exception into a failure of the stage.
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # Code of users may exit, which could look like success.
                 _log.error("%s failed unexpectedly\n%s", self._record.address, traceback.format_exc())
                 what = f"{type(error).__name__}: {error}"
                 self._end("failed", what)

@@ -14,6 +14,7 @@ from treadle.core.journal.upload import last_token, open_journal
 from treadle.core.runs.shards import POLL_S, ShardPlan, Shards
 from treadle.core.runs.stage import JournalView, Progress, StageContext, WorkResult
 from treadle.core.store.leases import LeaseWatch, hold_key, watch_leases
+from treadle.core.untrusted.concealment import exits_as_errors
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +105,8 @@ class _ShardWorker:
             with open_journal(storage, key, lease, growing=self._growing) as journal:
                 shown = _ShardProgress(progress, f"{index + 1} of {plan.num_shards}")
                 context = replace(self._context_of(journal), shard=index, num_shards=plan.num_shards, progress=shown)
-                worked = self._work(context)
+                with exits_as_errors():
+                    worked = self._work(context)
             # Written after the journal is closed, so that other processes find all of its records.
             shards.write_result(plan, index, worked, lease)
             _log.info("finished %s%s", what, f"; first cause of failure: {worked.first}" * bool(worked.first))

@@ -29,7 +29,7 @@ def user_code(instance: object, payload: Mapping[str, Any]) -> Iterator[None]:
     SystemExit becomes an error.
     """
     try:
-        with _exits_as_errors():
+        with exits_as_errors():
             yield
     except Exception as error:
         if (hidden := concealed(error, payload)) is not None:
@@ -43,7 +43,8 @@ def user_code(instance: object, payload: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _exits_as_errors() -> Iterator[None]:
+def exits_as_errors() -> Iterator[None]:
+    """Raise RuntimeError in place of SystemExit, which code of users may raise."""
     try:
         yield
     except SystemExit as error:

@@ -17,9 +17,13 @@ from treadle.core.registry import Entry, Registry
 from treadle.datagen.exploration.drafts import Draft
 from treadle.retriever.config import EncoderSettings
 
-_WORD = re.compile(r"\w+")
+_UNSPACED = r"\u3005\u3007\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003347f"
+"""Chinese characters and Japanese kana, between whose words there are no spaces."""
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _QUERIES_PER_BATCH = 256
 _ROUNDING = 1e-9
+_VECTOR_ROUNDING = 1e-6
+"""The cosine of a vector of float32 with itself may be less than 1 by this much."""
 
 
 class DraftFilter(Entry):
@@ -118,14 +122,20 @@ class EmbeddingFilter(_DuplicateFilter):
 
         matrix, kept = np.stack(views), list[int]()
         for place, vector in enumerate(views):
-            if not kept or float(np.max(matrix[kept] @ vector)) < self.threshold:
+            if not kept or float(np.max(matrix[kept] @ vector)) < self.threshold - _VECTOR_ROUNDING:
                 kept.append(place)
                 yield place
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text, case folded."""
-    return frozenset(_WORD.findall(unicodedata.normalize("NFC", text).casefold()))
+    """Return the words of a text, case folded; a text without letters and numbers counts as one word.
+
+    A character of a script without spaces is a word.
+    """
+    folded = unicodedata.normalize("NFC", text).casefold()
+    # Vowels of many scripts are marks, which `\w` would take for the ends of words.
+    letters = "".join(char if char == "_" or unicodedata.category(char)[0] in "LMN" else " " for char in folded)
+    return frozenset(_WORD.findall(letters) or [" ".join(folded.split())])
 
 
 def jaccard(left: frozenset[str], right: frozenset[str]) -> float:

@@ -11,6 +11,7 @@ from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.contract import Task
 from treadle.agent.trajectory import Trajectory
 from treadle.core.seeds import derive_seed
+from treadle.core.untrusted.concealment import user_code
 from treadle.datagen.exploration.drafts import MAX_REFERENCE_CHARS, MAX_REFERENCE_STEPS, Draft
 from treadle.datagen.exploration.jobs import (
     CalibrationJob,
@@ -84,7 +85,9 @@ class JobWorker:
     async def _exploration(self, job: ExploreJob, number: int, known: list[str], cache: CallCache) -> Trajectory:
         row = job.seed_row
         profile = self.settings.profiles[row["environment"]]
-        instruction = self.settings.options.strategy.instruction(profile, known)
+        strategy = self.settings.options.strategy
+        with user_code(strategy, {}):
+            instruction = strategy.instruction(profile, known)
         return await self.opened.play(
             EXPLORER,
             exploring_task(row, instruction),
@@ -106,7 +109,8 @@ class JobWorker:
         """Return, for each draft that a filter drops, the type of that filter."""
         left, dropped = list(job.drafts), dict[str, str]()
         for one in self.settings.options.filters:
-            kept = {draft.key for draft in one.kept(left)}
+            with user_code(one, {}):
+                kept = {draft.key for draft in one.kept(left)}
             dropped |= {draft.key: one.type for draft in left if draft.key not in kept}
             left = [draft for draft in left if draft.key in kept]
         return {"dropped": dropped}

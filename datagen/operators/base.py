@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from treadle.agent.trajectory import Trajectory
+from treadle.core.untrusted.concealment import exits_as_errors
 
 if TYPE_CHECKING:
     from treadle.datagen.operators.context import OperatorContext
@@ -66,3 +67,12 @@ class Operator(Protocol):
         `partial`. Errors of models and tools (ModelError, ToolError) propagate and leave the question pending.
         """
         ...
+
+
+async def edit_of(operator: Operator, context: OperatorContext) -> Edit:
+    """Return the edit of an operator; raise TypeError if it returns anything else, and what it raises."""
+    with exits_as_errors():
+        edit: object = await operator.apply(context)
+    if not isinstance(edit, Edit):
+        raise TypeError(f"apply returned {type(edit).__name__} instead of an Edit")
+    return edit

@@ -136,7 +136,7 @@ class OperatorContext:
         finding = self.parent.findings.get(name)
         if finding is None:
             context = self.new_finding_context(name)
-            finding = Finding(context.usage, asyncio.ensure_future(find(context)))
+            finding = Finding.begin(context.usage, find(context))
             self.parent.findings[name] = finding
         return await asyncio.shield(finding.task)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
+from treadle.core.untrusted.concealment import exits_as_errors
 from treadle.datagen.operators.call_view import CallView
 from treadle.datagen.operators.rejection import EditRejected
 from treadle.datagen.pools.pool import PoolEntry
@@ -19,6 +21,16 @@ class Finding:
 
     usage: dict[str, RoleUsage]
     task: asyncio.Task[Any]
+
+    @classmethod
+    def begin(cls, usage: dict[str, RoleUsage], work: Awaitable[Any]) -> Finding:
+        """Start to find a result in a task of its own."""
+        return cls(usage, asyncio.ensure_future(_found(work)))
+
+
+async def _found(work: Awaitable[Any]) -> Any:
+    with exits_as_errors():
+        return await work
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from treadle.agent.prefix import Prefix
 from treadle.agent.trajectory import Trajectory
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import timed_work, work_clock
-from treadle.datagen.operators.base import Edit, Operator
+from treadle.datagen.operators.base import Edit, Operator, edit_of
 from treadle.datagen.operators.context import OperatorContext
 from treadle.datagen.operators.parent import Parent
 from treadle.datagen.pools.context import PoolContext
@@ -194,10 +194,7 @@ class Evolution:
 
     async def _apply(self, one: _OperatorRun) -> Edit | Exception:
         try:
-            edit: object = await one.operator.apply(one.context)
-            if not isinstance(edit, Edit):
-                raise TypeError(f"apply returned {type(edit).__name__} instead of an Edit")
-            return edit
+            return await edit_of(one.operator, one.context)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():

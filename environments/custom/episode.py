@@ -126,7 +126,8 @@ class CustomEpisode:
     async def close(self) -> None:
         """Close the instance and its tools."""
         try:
-            await self._environment.close()
+            with user_code(self._environment, self._payload):
+                await self._environment.close()
         finally:
             await self._calls.close()
 

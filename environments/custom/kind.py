@@ -14,7 +14,7 @@ from treadle.agent.role import RoleModel
 from treadle.agent.tools.settings import ToolResources
 from treadle.agent.tools.source import ToolSource
 from treadle.core.errors import ConfigError, ToolError
-from treadle.core.untrusted.concealment import user_code
+from treadle.core.untrusted.concealment import exits_as_errors, user_code
 from treadle.environments.custom.base import Environment
 from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.settings_class import settings_class
@@ -41,7 +41,9 @@ class CustomRuntime:
     def episode(self) -> CustomEpisode:
         """Return the episode of one rollout."""
         calls = EpisodeCalls(self.sources, self.environment.dialect)
-        return CustomEpisode(self.environment(), self.settings, self.shared, self.models, calls)
+        with exits_as_errors():
+            instance = self.environment()
+        return CustomEpisode(instance, self.settings, self.shared, self.models, calls)
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
         """Treat all rollouts of a group alike."""
@@ -82,11 +84,12 @@ class CustomType:
     @contextlib.asynccontextmanager
     async def open(self, settings: EnvironmentSettings, resources: Resources) -> AsyncIterator[CustomRuntime]:
         """Open the tools, and the value that episodes of the class share."""
-        async with (
-            open_sources(settings.tools, ToolResources(resources.store)) as sources,
-            self._environment.open_shared(settings, resources) as shared,
-        ):
-            yield CustomRuntime(self._environment, settings, shared, resources.roles, sources)
+        with exits_as_errors():
+            async with (
+                open_sources(settings.tools, ToolResources(resources.store)) as sources,
+                self._environment.open_shared(settings, resources) as shared,
+            ):
+                yield CustomRuntime(self._environment, settings, shared, resources.roles, sources)
 
     def replaying(self, settings: EnvironmentSettings) -> None:
         """Return None: a class cannot replay turns without its live state."""

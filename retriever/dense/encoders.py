@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, ModelError
 from treadle.retriever.config import EncoderSettings
 from treadle.retriever.tokens import RULES, Tokenizer
 
@@ -50,6 +50,8 @@ class Encoder(ABC):
         import numpy as np
 
         vectors = np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1, self.dimension)
+        if not np.isfinite(vectors).all():
+            raise ModelError(f"encoder {self.identity['name']} gave a vector with a number that is not finite")
         return normalized(vectors) if self.identity["normalize"] else vectors
 
     def close(self) -> None:  # noqa: B027

@@ -35,6 +35,7 @@ _READ = (
     "prompt_ids", "num_first_ids", "ids", "mask", "num_tokens", "tokenizer_digest",
 )  # fmt: skip
 _COPIED = ("turn_key", "candidate", "rollout_key", "question_key", "turn", "num_tokens")
+_ROLES: tuple[ScoringRole, ...] = ("critic", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +82,16 @@ class AdvantagesRun(JobStage[ScoredTurn]):
 
     async def _run_job(self, job: ScoredTurn) -> None:
         assert self._forcing is not None
-        contexts, cache = self._contexts(job.candidates[0]), JournalCache(self._journal, job.key)
+        cache = JournalCache(self._journal, job.key)
+        # Candidates for a turn follow one prompt; rollouts of a task may each begin with another one.
+        prompts = {_prompt_of(row): row for row in reversed(job.candidates)}
+        contexts = {prompt: self._contexts(row) for prompt, row in prompts.items()}
         # Equal candidates are scored once; a policy with low entropy samples many of them.
-        different = {_ids_of(row): row for row in reversed(job.candidates)}
+        different = {_text_of(row): row for row in reversed(job.candidates)}
         asked = [
-            (
-                role,
-                ScoredSpan(context, row["ids"], row["mask"], row["turn_key"], f"{role}/{row['candidate']}"),
-            )
-            for role, context in contexts.items()
-            for row in different.values()
+            (role, ScoredSpan(contexts[prompt][role], ids, mask, row["turn_key"], f"{role}/{row['candidate']}"))
+            for role in _ROLES
+            for (prompt, ids, mask), row in different.items()
         ]
         try:
             for role, span in asked:
@@ -103,9 +104,9 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         except WindowTooSmall as error:
             self._leave_out(job, error)
             return
-        places = [(role, ids) for role in contexts for ids in different]
+        places = [(role, text) for role in _ROLES for text in different]
         totals = {place: total for place, (total, _) in zip(places, scored, strict=True)}
-        sums = {role: [totals[role, _ids_of(row)] for row in job.candidates] for role in contexts}
+        sums = {role: [totals[role, _text_of(row)] for row in job.candidates] for role in _ROLES}
         self._journal.finish(job.key, orjson.dumps({**sums, "prompt_tokens": sum(used for _, used in scored)}))
         self._context.progress.advance(1)
 
@@ -120,7 +121,7 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         return sum(orjson.loads(value)[1] for value in units if value is not None)
 
     def _contexts(self, row: Mapping[str, Any]) -> dict[ScoringRole, list[int]]:
-        """Return the token ids that critic and reference see before the candidates of a turn."""
+        """Return the token ids that critic and reference see before a candidate."""
         assert self._prompts is not None
         plain, num_first = list(row["prompt_ids"]), row["num_first_ids"]
         self._prompts.check(row, plain[:num_first])
@@ -210,6 +211,10 @@ class AdvantagesRun(JobStage[ScoredTurn]):
             }
 
 
-def _ids_of(row: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids and the mask of a candidate; candidates in which both are equal have the same score."""
-    return tuple(row["ids"]), tuple(row["mask"])
+def _prompt_of(row: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(row["prompt_ids"])
+
+
+def _text_of(row: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return prompt, ids and mask of a candidate; candidates in which all are equal have the same score."""
+    return _prompt_of(row), tuple(row["ids"]), tuple(row["mask"])

@@ -89,21 +89,22 @@ class ExperienceUpdates:
     ) -> None:
         limit = asyncio.Semaphore(self._files.settings.options.max_concurrent)
 
-        async def write(task: Task, played: Sequence[PlayedRollout]) -> list[Experience]:
+        async def write(owner: str, task: Task, played: Sequence[PlayedRollout]) -> list[Experience]:
             async with limit:
-                return await self._write(step, task, played)
+                return await self._write(step, owner, task, played)
 
-        found = await gather_all([write(*batch) for batch in batches])
+        # Rollouts that are all alike make equal batches, each of which would be paid for.
+        by_owner = {_owner(*batch): batch for batch in batches}
+        found = await gather_all([write(owner, *batch) for owner, batch in by_owner.items()])
         grown = self._files.pool(pool.records)
         new = [record for records in found for record in records if grown.add(record)]
         self._files.store.add_batch(new, "step", step)
 
-    async def _write(self, step: int, task: Task, played: Sequence[PlayedRollout]) -> list[Experience]:
+    async def _write(self, step: int, owner: str, task: Task, played: Sequence[PlayedRollout]) -> list[Experience]:
         def head(item: Mapping[str, Any]) -> Experience:
             facts = {"workspace": self._files.workspace, "question_keys": [task.key], "step": step}
             return Experience.from_json({**item, **facts})
 
-        owner = job_key("update", task.key, [[one.messages, one.score] for one in played])
         try:
             written = await self._author.write(played, head, cache=self._files.store.cache(owner))
         except ModelError as error:
@@ -115,6 +116,11 @@ class ExperienceUpdates:
         if written.problem:
             _log.warning("step %d: the summary of rollouts of task %s is %s", step, task.key, written.problem)
         return written.valid
+
+
+def _owner(task: Task, played: Sequence[PlayedRollout]) -> str:
+    """Return the owner of the replies of a batch; models and options are those of the training, as is the store."""
+    return job_key("update", task.key, [[one.messages, one.score] for one in played])
 
 
 def _batches(made: Sequence[ScoredGroup], size: int) -> Iterator[tuple[Task, Sequence[PlayedRollout]]]:

@@ -139,7 +139,7 @@ class _BatchRequests:
                 cache=self.cache,
                 unit=f"{unit}.{attempt}",
                 seed=derive_seed(self.author.seed, unit, attempt),
-                session=unit,
+                session="",  # Prompts share no beginning that would keep them on one server.
                 deadline=self.deadline,
             )
             self.usage.count(model.role, reply.prompt_tokens, reply.completion_tokens)

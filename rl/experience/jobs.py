@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from treadle.agent.jobs.keys import job_key
+from treadle.agent.role_settings import RoleSettings
 from treadle.core.config import semantic_dump
 from treadle.core.runs.stage import Rows
+from treadle.environments.rollouts.rows import FAILED
 from treadle.rl.experience.prompts import PlayedRollout
 from treadle.rl.experience.settings import AuthorOptions, ExperienceSettings
 from treadle.rl.preferences.conversations import conversation_before
@@ -70,7 +72,7 @@ class BatchJobs:
         rows = (
             row
             for table in self._rollouts
-            for row in table.rows(("rollout_key", "question_key", "first_messages", "segments"))
+            for row in table.rows(("rollout_key", "question_key", "status", "first_messages", "segments"))
             if self._is_used(row)
         )
         for question_key, own in itertools.groupby(rows, lambda row: str(row["question_key"])):
@@ -84,10 +86,12 @@ class BatchJobs:
                 yield BatchJob(key, question_key, batch)
 
     def _is_used(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a rollout is summarised: its task is in the split `train`, and it has a score."""
+        """Return whether a rollout is summarised: its task is in the split `train`, and it has a score and did not fail."""
         reason = ""
         if self._splits.get(row["question_key"]) != "train":
             reason = "held_out"
+        elif row["status"] == FAILED:
+            reason = "failed"
         elif self._scores.get(row["rollout_key"]) is None:
             reason = "no_score"
         if reason:
@@ -107,8 +111,13 @@ def _batches(played: Iterator[PlayedRollout], size: int) -> Iterator[tuple[Playe
 
 def _shared(settings: ExperienceSettings, inputs: Mapping[str, tuple[Rows, ...]]) -> str:
     """Return a digest of what all jobs have in common."""
-    options = semantic_dump(settings.options)
-    deciding = {name: options[name] for name in AuthorOptions.model_fields if name not in _AFTERWARDS}
-    roles = [None if role is None else semantic_dump(role) for role in (settings.summariser, settings.validator)]
-    weights = [table.digest for table in inputs.get("checkpoint", ())]
-    return job_key(CONTENT_VERSION, roles, deciding, settings.options.workspace, weights, settings.seed)
+    author = author_digest((settings.summariser, settings.validator), settings.options, settings.seed)
+    return job_key(author, settings.options.workspace, [table.digest for table in inputs.get("checkpoint", ())])
+
+
+def author_digest(roles: Iterable[RoleSettings | None], options: AuthorOptions, seed: int) -> str:
+    """Return a digest of what decides which experience is written from rollouts, besides the rollouts."""
+    dumped = semantic_dump(options)
+    deciding = {name: dumped[name] for name in AuthorOptions.model_fields if name not in _AFTERWARDS}
+    models = [None if role is None else semantic_dump(role) for role in roles]
+    return job_key(CONTENT_VERSION, models, deciding, seed)

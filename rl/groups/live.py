@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from treadle.core.llm.types import EndpointState
+from treadle.core.untrusted.concealment import exits_as_errors
 
 _log = logging.getLogger(__name__)
 
@@ -151,13 +152,15 @@ class LiveRollouts:
     def status(self) -> ProcessStatus:
         """Return the current status of this process."""
         counts = self._counts()
+        with exits_as_errors():  # Rules of users are asked.
+            servers = tuple(self._servers())
         return ProcessStatus(
             step=self._step or 0,
             rollouts=counts,
             elapsed_s=time.monotonic() - self._began_s,
             usual_s=self._usual_s,
             tokens=self._earlier_tokens + counts.tokens,
-            servers=tuple(self._servers()),
+            servers=servers,
         )
 
     def write(self) -> None:

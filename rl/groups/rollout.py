@@ -178,15 +178,17 @@ class _GroupRun:
         size, branching = self._size, self._rollouts.branching
         self._options = await self._rollouts.runtime.group_options(self._job.question, size, self._job.seed)
         await self._start_sessions(size if self._race else min(branching.initial_rollouts, size))
-        while live := [session for session in self._sessions if session.is_active]:
-            if self._num_added == size:
-                await self._run_concurrently(live, self._run_to_end)
-                continue
-            await self._run_concurrently(live, self._advance)
-            live = [session for session in live if session.is_active]
-            await self._branch(live)
-            if not live:
+        while (live := self._active()) or self._num_added < size:
+            if not live:  # They have ended, or all were lost before their first turns.
                 await self._start_sessions(size - self._num_added)
+            elif self._num_added == size:
+                await self._run_concurrently(live, self._run_to_end)
+            else:
+                await self._run_concurrently(live, self._advance)
+                await self._branch(self._active())
+
+    def _active(self) -> list[GroupSession]:
+        return [session for session in self._sessions if session.is_active]
 
     async def _start_sessions(self, number: int) -> None:
         for _ in range(number):

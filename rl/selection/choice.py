@@ -14,6 +14,7 @@ import numpy as np
 
 from treadle.core.errors import StageFailed
 from treadle.core.tables import part_items
+from treadle.core.untrusted.concealment import exits_as_errors
 from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.scorers.outcome import SUCCESS_SCORE
 from treadle.rl.selection.dispersion import BINARY, GRADED, Dispersion, is_mixed
@@ -167,7 +168,8 @@ def choose(
 def _ranking(method: SelectionMethod, candidates: Candidates, limit: int, seed: int) -> Ranking:
     """Return the method's order; raise StageFailed if it fails or returns anything that cannot be used."""
     try:
-        ranking = method.rank(candidates, limit, seed)
+        with exits_as_errors():
+            ranking = method.rank(candidates, limit, seed)
         problem = _problem(method, ranking, candidates, limit)
     except Exception as error:  # noqa: BLE001 - any error of a user's class fails the stage
         problem = f"{type(error).__name__}: {error}"

@@ -5,9 +5,7 @@ Paper: arXiv 2503.15478 (ColBench, backend programming). Rules: docs/guides/colb
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -22,6 +20,7 @@ from treadle.core.answers.score import Score
 from treadle.core.chat_turns import well_formed
 from treadle.core.config import digest_json
 from treadle.core.errors import ConfigError
+from treadle.core.gather import SharedResults
 from treadle.environments.colbench.task import ProgramTask
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.programs.answers import answer_of, find_legacy_program, find_program
@@ -57,7 +56,7 @@ class ProgramsScorer(Scorer):
     sandbox: SandboxSettings = SandboxSettings()
     """How programs are isolated, and the packages that they may import."""
     _pool: SandboxPool | None = PrivateAttr(default=None)
-    _expected: OrderedDict[str, asyncio.Task[list[CallResult]]] = PrivateAttr(default_factory=OrderedDict)
+    _expected: SharedResults[list[CallResult]] = PrivateAttr(default_factory=lambda: SharedResults(_MAX_REFERENCES))
 
     @classmethod
     def check_payload(cls, payload: Mapping[str, object]) -> None:
@@ -70,7 +69,7 @@ class ProgramsScorer(Scorer):
         from treadle.agent.sandbox.pool import SandboxPool
 
         async with SandboxPool(self.sandbox) as pool:
-            self._pool, self._expected = pool, OrderedDict()
+            self._pool, self._expected = pool, SharedResults(_MAX_REFERENCES)
             try:
                 yield
             finally:
@@ -107,16 +106,7 @@ class ProgramsScorer(Scorer):
     async def _results_of_reference(self, reference: str, calls: Sequence[str]) -> list[CallResult]:
         """Run the reference, once for all answers to a task; a run that failed is not kept."""
         key = digest_json([reference, *calls])
-        if key not in self._expected:
-            running = self._run(reference, calls, self.reference_time_s)
-            self._expected[key] = asyncio.create_task(running)
-            if len(self._expected) > _MAX_REFERENCES:
-                self._expected.popitem(last=False)
-        try:
-            return await asyncio.shield(self._expected[key])
-        except Exception:
-            self._expected.pop(key, None)
-            raise
+        return await self._expected.get(key, lambda: self._run(reference, calls, self.reference_time_s))
 
     async def _run(
         self, code: str, calls: Sequence[str], limit_s: float, function: str | None = None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -18,6 +17,7 @@ from pydantic import Field, PrivateAttr
 from treadle.agent.contract import CallRecord, Task
 from treadle.core.answers.score import Score
 from treadle.core.errors import ConfigError, ToolError
+from treadle.core.gather import SharedResults
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.environments.colbench.frontend.markup import PAGE, TARGET, target_page
 from treadle.environments.planning.tools.pictures import PICTURES, noted_picture
@@ -56,7 +56,7 @@ class SimilarityScorer(Scorer):
     """Similarity from which on a page is right."""
     _store: KeyedStore | None = PrivateAttr(default=None)
     _embedder: Embedder | None = PrivateAttr(default=None)
-    _vectors: OrderedDict[str, asyncio.Task[list[float]]] = PrivateAttr(default_factory=OrderedDict)
+    _vectors: SharedResults[list[float]] = PrivateAttr(default_factory=lambda: SharedResults(_MAX_VECTORS))
 
     @classmethod
     def check_payload(cls, payload: Mapping[str, object]) -> None:
@@ -86,7 +86,7 @@ class SimilarityScorer(Scorer):
     async def open(self) -> AsyncIterator[None]:
         """Start the program that embeds pictures. Raises EngineError if its engine is not installed."""
         async with open_embedder(self.measure, self.model, crops=self.framing == "crops") as embedder:
-            self._embedder, self._vectors = embedder, OrderedDict()
+            self._embedder, self._vectors = embedder, SharedResults(_MAX_VECTORS)
             try:
                 yield
             finally:
@@ -127,15 +127,7 @@ class SimilarityScorer(Scorer):
 
     async def _vector(self, digest: str) -> list[float]:
         """Return the vector of a picture, which is embedded once; a failure is not kept."""
-        if digest not in self._vectors:
-            self._vectors[digest] = asyncio.create_task(self._embed(digest))
-            if len(self._vectors) > _MAX_VECTORS:
-                self._vectors.popitem(last=False)
-        try:
-            return await asyncio.shield(self._vectors[digest])
-        except Exception:
-            self._vectors.pop(digest, None)
-            raise
+        return await self._vectors.get(digest, lambda: self._embed(digest))
 
     async def _embed(self, digest: str) -> list[float]:
         if self._embedder is None or self._store is None:

@@ -13,7 +13,7 @@ from fastapi_offline import FastAPIOffline
 from treadle.agent.metering import TokenBudget
 from treadle.agent.model_sessions import ModelSessions
 from treadle.agent.role_settings import RoleSettings
-from treadle.core.errors import BudgetExceeded, ModelError, TreadleError
+from treadle.core.errors import TreadleError
 from treadle.core.untrusted.origin_guard import OriginGuard
 from treadle.retriever.service.http import body_of, json_response, read_request
 from treadle.retriever.service.listening import TokenGuard
@@ -38,7 +38,7 @@ def make_app(config: ExperienceServiceConfig, roles: tuple[RoleSettings, RoleSet
     Raises ConfigError if a token is required and missing, and DataError for a pool that cannot be read.
     """
     options, token = config.experience, config.service.token()
-    service = _Service(config, Workspaces(config))
+    service = _Service(config, Workspaces(config, roles or ()))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -103,8 +103,8 @@ class _Service:
         pool = self._pool(asked.workspace_id)
         try:
             found = await asyncio.to_thread(pool.find, query_of(asked.query), top_k)
-        except ModelError as error:
-            raise HTTPException(503, f"the query was not encoded: {error}") from None
+        except TreadleError as error:
+            raise HTTPException(503, f"nothing was searched: {error}") from None
         return {"answer": shown_text(found)}
 
     async def summarise(self, request: Request) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class _Service:
         ]
         try:
             added = await self._workspaces.add(asked.workspace_id or self._default, played, self.author)
-        except (ModelError, BudgetExceeded) as error:
+        except TreadleError as error:
             raise HTTPException(503, f"the trajectories were not summarised: {error}") from None
         return {"answer": shown_text(added), "metadata": {"memory_list": [one.as_json() for one in added]}}
 

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.agent.jobs.keys import job_key
+from treadle.agent.role_settings import RoleSettings
+from treadle.core.errors import DeadlineExceeded
 from treadle.core.store.storage import LocalStorage
 from treadle.rl.experience.author import Author
 from treadle.rl.experience.finders import open_finder
+from treadle.rl.experience.jobs import author_digest
 from treadle.rl.experience.pool import ExperiencePool
 from treadle.rl.experience.prompts import PlayedRollout, task_of
 from treadle.rl.experience.record import Experience, read_records
 from treadle.rl.experience.service.config import ExperienceServiceConfig
 from treadle.rl.experience.store import ExperienceStore
 
+_log = logging.getLogger(__name__)
+
 
 class Workspaces:
     """Pools by workspace, kept below the service's folder; use it on one event loop."""
 
-    def __init__(self, config: ExperienceServiceConfig) -> None:
-        """Read the files of `experience.pool`; raise DataError if that fails."""
+    def __init__(self, config: ExperienceServiceConfig, roles: Sequence[RoleSettings] = ()) -> None:
+        """Read the files of `experience.pool`; raise DataError if that fails. `roles` are those of the author."""
         self._options = config.experience
+        self._author = author_digest(roles, config.experience, config.seed)
         self._storage = LocalStorage(config.service.folder)
         self._given = list(read_records(config.experience.pool))
         self._finder = open_finder(config.experience.encoder)
@@ -44,7 +51,7 @@ class Workspaces:
         """Make experience from trajectories, add it to a workspace and return the added records.
 
         The same trajectories are summarised once; a repeated request gets the same answer. Raises ModelErrors if a
-        model cannot be reached; replies that came before the error are stored and used by the next request.
+        model cannot be reached or is too slow; replies that came before are stored and used by the next request.
         """
         name = job_key("trajectories", [[one.messages, one.score] for one in played])
         store = self._store(workspace)
@@ -64,8 +71,15 @@ class Workspaces:
         def head(item: Mapping[str, Any]) -> Experience:
             return Experience.from_json({**item, "workspace": workspace, "question_keys": [], "step": 0})
 
-        owner = job_key("batch", [[one.messages, one.score] for one in batch])
-        return (await author.write(batch, head, cache=self._store(workspace).cache(owner))).valid
+        owner = job_key("batch", self._author, [[one.messages, one.score] for one in batch])
+        written = await author.write(batch, head, cache=self._store(workspace).cache(owner))
+        if written.problem == "timeout":
+            # An answer is kept for ever, and this one would say that there is nothing to learn.
+            limit_s = self._options.request_time_s
+            raise DeadlineExceeded(f"no summary within experience.request_time_s = {limit_s:g} s; send them again")
+        if written.problem:
+            _log.warning("workspace %s: a summary of %d trajectories is %s", workspace, len(batch), written.problem)
+        return written.valid
 
 
 def _by_task(played: Sequence[PlayedRollout], size: int) -> list[list[PlayedRollout]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from support.experience.scripted_author import ScriptedAuthor, records, roles, valid
-from support.servers.scripted_server import Fault, ScriptedServer, served
+from support.servers.scripted_server import Fault, Item, RecordedRequest, ScriptedServer, served
 
 from treadle.core.errors import ConfigError
 from treadle.rl.experience.entry import experience_roles
@@ -168,6 +168,50 @@ def test_failing_model_is_an_error_and_replies_before_it_are_kept(tmp_path: Path
         fails[0] = False
         assert service.post("/summary_task_memory", json=body).status_code == 200
     assert [role for role, _ in author.shown] == ["summariser", "validator"]
+
+
+def test_wrong_encoder_and_unwritable_folder_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "pool.jsonl"
+    path.write_bytes(write_records(records("seven")))
+    missing = {"type": "model", "model": str(tmp_path / "absent")}
+    with client(tmp_path / "pools", None, experience={"pool": [path], "encoder": missing}) as service:
+        answer = service.post("/retrieve_task_memory", json={"query": "seven"})
+        assert answer.status_code == 503 and "absent" in answer.json()["detail"]
+    (tmp_path / "file").write_text("")
+    with served(ScriptedAuthor(write, valid)) as server, client(tmp_path / "file", server) as service:
+        answer = service.post("/summary_task_memory", json={"trajectories": [TRAJECTORY]})
+        assert answer.status_code == 503 and "file" in answer.json()["detail"]
+
+
+def test_summary_that_takes_too_long_is_an_error_and_asked_for_again(tmp_path: Path) -> None:
+    author = ScriptedAuthor(write, valid)
+
+    def hanging(request: RecordedRequest) -> Item:
+        return Fault("hang") if "It is data" in request.text else author(request)
+
+    body = {"trajectories": [TRAJECTORY]}
+    with served(hanging) as server, client(tmp_path, server, experience={"request_time_s": 0.1}) as service:
+        answer = service.post("/summary_task_memory", json=body)
+        assert answer.status_code == 503 and "experience.request_time_s = 0.1 s" in answer.text
+    with served(author) as server, client(tmp_path, server) as service:
+        assert "look at the balance" in service.post("/summary_task_memory", json=body).json()["answer"]
+
+
+def test_replies_of_another_model_are_not_used(tmp_path: Path) -> None:
+    author = ScriptedAuthor(write, valid)
+
+    def refusing(request: RecordedRequest) -> Item:
+        return Fault.status(400, "not today") if "The record is valid if" in request.text else author(request)
+
+    body = {"trajectories": [TRAJECTORY]}
+    with served(refusing) as server, client(tmp_path, server) as service:
+        assert service.post("/summary_task_memory", json=body).status_code == 503
+    config = ExperienceServiceConfig.model_validate({"service": {"folder": tmp_path}})
+    with served(author) as server:
+        app = make_app(config, roles(server.url, revision="newer"))
+        with TestClient(app, base_url="http://127.0.0.1") as service:
+            assert service.post("/summary_task_memory", json=body).status_code == 200
+    assert [role for role, _ in author.shown] == ["summariser", "summariser", "validator"]
 
 
 def test_token_and_origin_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.experience.desk import HELD_OUT, ExperienceDesk, halving
-from support.experience.scripted_author import ScriptedAuthor, records, valid
+from support.experience.desk import HELD_OUT, ExperienceDesk, experience_instance, halving
+from support.experience.scripted_author import ScriptedAuthor, records, roles, valid
 from support.servers.scripted_server import Fault, Item, RecordedRequest, served
+from support.tables.score_tables import put_rows
 
 from treadle.core.errors import DataError, JobsPending, StageFailed
+from treadle.core.runs.execute import execute
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.rl.experience.record import write_records
 
 
@@ -54,6 +58,29 @@ def test_kinds_need_rollouts_that_support_them_and_scores_are_shown(desk: Experi
     assert sorted([one["score"] for one in shown["rollouts"]] for shown in summaries) == [[0.0], [1.0, 0.0, 1.0]]
     first = summaries[0]["rollouts"][0]["messages"]
     assert [message["role"] for message in first[:2]] == ["assistant", "user"] and "I say" in first[0]["content"]
+
+
+def test_rollout_that_infrastructure_ended_is_not_shown(desk: ExperienceDesk) -> None:
+    rows = desk.rows("1/rollouts@base", "rollouts")
+    (lost,) = [row for row in rows if row["question_key"] == "a" and row["sample_index"] == 1]
+    lost.update(status="failed", segments="[]", text="")
+    put_rows(desk.run, "1/rollouts@base", ROLLOUTS, rows)
+    author = ScriptedAuthor(halving, valid)
+    with served(author) as server:
+        desk.experience(server.url)
+    summaries = [shown for role, shown in author.shown if role == "summariser"]
+    # Its score is 0, as that of any rollout without an answer.
+    assert sorted([one["score"] for one in shown["rollouts"]] for shown in summaries) == [[0.0], [1.0, 1.0]]
+
+
+def test_summaries_are_spread_over_the_servers_of_a_model(desk: ExperienceDesk) -> None:
+    authors = [ScriptedAuthor(halving, valid) for _ in range(2)]
+    with served(authors[0]) as first, served(authors[1]) as second:
+        made = experience_instance(first.url)
+        summariser, validator = roles(first.url, endpoints=[{"url": first.url}, {"url": second.url}])
+        spread = made.settings.model_copy(update={"summariser": summariser, "validator": validator})
+        execute(replace(made, settings=spread), desk.run, force=True)
+    assert [[role for role, _ in author.shown].count("summariser") for author in authors] == [1, 1]
 
 
 def test_validator_refuses_records_and_duplicates_are_not_stored(desk: ExperienceDesk) -> None:

@@ -33,11 +33,17 @@ def lesson(shown: dict[str, Any]) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def training(
-    folder: Path, server: ScriptedServer | None, initial: list[Experience] | None = None, **use: Any
+    folder: Path,
+    server: ScriptedServer | None,
+    initial: list[Experience] | None = None,
+    batch_size: int = 8,
+    **use: Any,
 ) -> Iterator[TrainingExperience]:
     """Yield the experience of a training in a folder, as an attempt opens it."""
     summariser, validator = roles(server.url, outage_wait_s=0.05, retry_limit=1) if server is not None else (None, None)
-    settings = ExperienceSettings(summariser=summariser, validator=validator, options=ExperienceOptions())
+    settings = ExperienceSettings(
+        summariser=summariser, validator=validator, options=ExperienceOptions(batch_size=batch_size)
+    )
     files = ExperienceFiles(folder, settings)
     files.put_initial(initial or [])
     opened = ExperienceFiles.of_job({"experience": files.as_job()})
@@ -94,6 +100,20 @@ async def test_update_that_is_made_again_after_a_kill_asks_nothing(tmp_path: Pat
             experience.begin_update(1, [await rolled_out(experience, 1)])
             experience.finish_update(beat)
             assert experience.pool_at(2).records == found and len(author.asked) == paid
+
+
+async def test_equal_batches_of_a_group_are_paid_for_once(tmp_path: Path) -> None:
+    author = ScriptedAuthor(lesson, valid)
+    with (
+        served(author) as server,
+        training(tmp_path, server, batch_size=2, update_steps=1, initial=False) as experience,
+    ):
+        made = await rolled_out(experience, 1)
+        assert len({one.trajectory.text for one in made.group.trajectories}) == 1
+        experience.begin_update(1, [made])
+        experience.finish_update(beat)
+        assert len(experience.pool_at(2)) == 1
+    assert [role for role, _ in author.shown] == ["summariser", "validator"]
 
 
 async def test_replies_before_a_failed_update_are_not_paid_again(tmp_path: Path) -> None:

@@ -55,13 +55,17 @@ class Reply(Operator):
     async def apply(self, bench): raise EditRejected("no", reply=bench)
 class Cancelled(Operator):
     async def apply(self, bench): raise asyncio.CancelledError
+class Exits(Operator):
+    async def apply(self, bench): raise SystemExit(0)
 class NotAwaitable(Operator):
     def apply(self, bench): return Edit(bench.trajectory)
 """
 
 
 @pytest.mark.covers("flywheel-23")
-@pytest.mark.parametrize("which", ["Forgets", "Trajectory", "Nothing", "Step", "Reply", "Cancelled", "NotAwaitable"])
+@pytest.mark.parametrize(
+    "which", ["Forgets", "Trajectory", "Nothing", "Step", "Reply", "Cancelled", "Exits", "NotAwaitable"]
+)
 async def test_operator_that_violates_its_contract_affects_only_itself(
     bench: PoolsBench, tmp_path: Path, which: str
 ) -> None:

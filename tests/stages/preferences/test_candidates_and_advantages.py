@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.preferences.bench import Bench, likes_ones
-from support.preferences.desk import CANARY, Desk
+from support.preferences.desk import CANARY, Desk, Greeting
 from support.preferences.table_server import TableScript
 from support.servers.scripted_server import Fault, Item, RecordedRequest, served
 from support.tables.score_tables import NO_IDS, put_rows
@@ -302,3 +302,23 @@ def test_interrupted_stage_asks_for_nothing_that_it_has(desk: Desk) -> None:
         record = bench.candidates()
         assert record.metrics["candidates"] <= len(policy.sampled) <= record.metrics["candidates"] + 4
         assert before < record.metrics["candidates"]
+
+
+def test_rollout_of_a_held_out_task_is_scored_after_its_own_prompt(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Greeting)
+    desk.put({"a": (1.0, 0.0), "b": (0.0, 1.0)}, held_out=("b",))
+    policy, critic = TableScript(desk.tokenizer), TableScript(desk.tokenizer, likes_ones)
+    with served(policy, codec=desk.tokenizer) as server, served(critic, codec=desk.tokenizer) as other:
+        bench = Bench(desk, server, other)
+        bench.candidates()
+        policy.seen.clear()
+        assert bench.advantages(best_of=True).metrics["best_of.rollouts"] == 2
+    rows = [row for row in desk.rows("1/rollouts@base", "rollouts") if row["question_key"] == "b"]
+    samples = [row["samples"][0] for row in rows]
+    assert samples[0]["prompt_ids"] != samples[1]["prompt_ids"]
+    for sample in samples:
+        end = max(place for place, origin in enumerate(sample["origins"]) if origin == 1) + 1
+        assert sample["prompt_ids"] + sample["ids"][:end] in policy.seen
+        begins = desk.tokenizer.decode(sample["prompt_ids"])
+        greeting = begins[begins.index("Hello") : begins.index(" I think")]
+        assert any(f"\n{greeting} I think" in desk.tokenizer.decode(prompt) for prompt in critic.seen)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from support.rollouts.dialogues import Guess, Halving, play
 from support.tables.score_tables import new_run, put_rows, question, score
@@ -40,6 +40,16 @@ class Told(Guess):
     @classmethod
     def hidden_information(cls, settings: Any, task: Task) -> str | None:
         return f"{CANARY} {task.payload['secret']}."
+
+
+class Greeting(Told):
+    """Begins each episode in other words."""
+
+    number: ClassVar[int] = 0
+
+    async def reset(self, task: Task) -> str:
+        type(self).number += 1
+        return f"{'Hello! ' * type(self).number}{await super().reset(task)}"
 
 
 class Desk:

@@ -45,6 +45,10 @@ def test_class_that_cannot_work_is_refused_before_a_run(base: str, tmp_path: Pat
             f"def __init__(self, **keys): raise RuntimeError('two\\nlines')\n    {method}",
             "cannot be made from its keys: RuntimeError: two",
         ),
+        (
+            f"def __init__(self, **keys): raise SystemExit(0)\n    {method}",
+            "cannot be made from its keys: SystemExit: 0",
+        ),
     ]
     if base == "CreditRule":
         del cases[1:3]  # a credit rule has no parts

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -277,3 +277,20 @@ def test_server_model_needs_its_prefixes() -> None:
     settings = {"type": "endpoint", "model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}
     with pytest.raises(ConfigError, match=r"set encoder.query_prefix and encoder.passage_prefix"):
         open_encoder(EncoderSettings.model_validate(settings))
+
+
+class Overflowing(Encoder):
+    """Computes with numbers that are too small."""
+
+    def _encode(self, texts: Sequence[str], *, is_query: bool) -> Any:
+        return np.array([[np.nan if text == "b" else 1.0, 0.0] for text in texts], np.float32)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_vector_that_is_not_finite_is_an_error(normalize: bool) -> None:
+    identity = {"name": "small", "query_prefix": "", "passage_prefix": "", "normalize": normalize}
+    encoder = Overflowing(2, identity)
+    assert encoder.encode_passages(["a"]).tolist() == [[1.0, 0.0]]
+    for encode in (encoder.encode_passages, encoder.encode_queries):
+        with pytest.raises(ModelError, match="encoder small gave a vector with a number that is not finite"):
+            encode(["a", "b"])

@@ -14,6 +14,7 @@ from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
 from treadle.rl.config import RlOptions
 from treadle.rl.credit.attribution import AttributionCredit
+from treadle.rl.credit.outcome import OutcomeCredit
 from treadle.rl.presets import PLANNING_PRESETS
 from treadle.rl.trl.config import trl_arguments
 from treadle.rl.verl.config import verl_overrides
@@ -135,3 +136,15 @@ def test_fine_tuning_has_the_published_numbers(name: str, rate: float, batch: in
     options = load_config(SftOptions, data={"preset": name})
     assert (options.learning_rate, options.batch_size, options.num_train_epochs) == (rate, batch, epochs)
     assert options.cutoff_tokens == cutoff
+
+
+def test_another_type_replaces_the_table_of_the_preset() -> None:
+    """Its keys would be unknown; keys of the same type are kept."""
+    preset = {"preset": "agentevolver-7b"}
+    for named in ("outcome", {"type": "outcome"}):
+        other = load_config(RlOptions, data={**preset, "credit": named})
+        assert other.credit.type == "outcome"
+        assert RlOptions.model_validate(other.model_dump(mode="json")) == other, "as an engine reads it"
+    assert RlOptions(preset="agentevolver-7b", credit=OutcomeCredit()).credit == OutcomeCredit()
+    same = load_config(RlOptions, data={**preset, "credit": {"type": "attribution", "fix_base": 0.5}}).credit
+    assert isinstance(same, AttributionCredit) and (same.alpha, same.fix_base) == (0.2, 0.5)

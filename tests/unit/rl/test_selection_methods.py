@@ -149,6 +149,7 @@ def test_edited_file_is_another_method(tmp_path: Path) -> None:
         ("return Ranking(candidates.keys, parts={'difficulty': [0.0]})", "part 'difficulty' is not 5 numbers"),
         ("raise KeyError('no\\nkey')", "KeyError:"),
         ("return Ranking([[1]])", "TypeError:"),
+        ("raise SystemExit(0)", "the code tried to end the process"),
     ],
 )
 def test_unusable_results_of_a_method_are_refused_in_one_line(tmp_path: Path, body: str, said: str) -> None:

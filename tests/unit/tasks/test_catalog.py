@@ -11,8 +11,10 @@ from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import fingerprint_of
+from treadle.rl.rewards.efficiency import EfficiencyReward
+from treadle.rl.rewards.outcome import OutcomeReward
 from treadle.tasks.catalog import instance, semantic_of
-from treadle.tasks.config import TreadleConfig
+from treadle.tasks.config import TreadleConfig, overridden
 from treadle.tasks.planning.order import flow_addresses
 
 MODELS = {
@@ -36,6 +38,16 @@ def test_override_changes_one_instance_only() -> None:
     changed = config(overrides={"1/rollouts@base": {"max_questions": 3}})
     assert instance(changed, Address.parse("1/rollouts@base")).settings.options.max_questions == 3
     assert instance(changed, Address.parse("1/rollouts@tuned")).settings.options.max_questions is None
+
+
+def test_override_with_another_type_replaces_its_table() -> None:
+    for reward in ({"type": "efficiency", "scale": 2.0}, {"type": "em"}):
+        address = Address.parse("1/rl@phase-1")
+        changed = config(rl={"reward": reward}, overrides={str(address): {"reward": {"type": "outcome"}}})
+        assert overridden(changed, address, changed.rl).reward == OutcomeReward()
+    same = config(rl={"reward": {"scale": 2.0}}, overrides={"1/rl@phase-1": {"reward": {"format_penalty": 0.5}}})
+    rule = overridden(same, address, same.rl).reward
+    assert isinstance(rule, EfficiencyReward) and (rule.scale, rule.format_penalty) == (2.0, 0.5)
 
 
 def test_unknown_override_key_is_refused_with_its_location() -> None:

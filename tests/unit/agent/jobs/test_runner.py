@@ -10,7 +10,7 @@ from support.servers import own_clock
 
 from treadle.agent.jobs.runner import JobRunner
 from treadle.agent.jobs.status import Rate, reporting
-from treadle.core.errors import EndpointUnavailable
+from treadle.core.errors import BudgetExceeded, EndpointUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +89,24 @@ def test_rate_counts_each_token_once_over_the_last_minute() -> None:
     found = [rate.per_s(5.0 * tick, 10 * min(5 * tick, 120)) for tick in range(40)]
     assert found[0] == 0.0 and found[1:25] == [10.0] * 24
     assert found[30] == 5.0 and found[36:] == [0.0] * 4
+
+
+async def test_replies_in_flight_are_kept_when_the_budget_is_spent() -> None:
+    jobs, finished, begun = [Numbered(str(number)) for number in range(6)], set[str](), list[str]()
+    is_spent = asyncio.Event()
+
+    async def make(job: Numbered) -> None:
+        begun.append(job.key)
+        if is_spent.is_set():
+            raise BudgetExceeded("5 tokens are used")
+        for _ in range(5 if job.key == "1" else 20):
+            await asyncio.sleep(0)
+        if job.key == "1":
+            is_spent.set()
+            raise BudgetExceeded("5 tokens are used")
+        finished.add(job.key)
+
+    job_runner = JobRunner(Options(), lambda: iter(jobs), make, noun="rollouts")
+    with pytest.raises(BudgetExceeded):
+        await job_runner.work(len(jobs))
+    assert finished == {"0", "2", "3"} and begun == ["0", "1", "2", "3", "4", "5"]

@@ -207,6 +207,7 @@ async def test_own_judge_is_a_class_in_a_file(tmp_path: Path) -> None:
         ("return 'yes'", "it returned str, not True, False, a Grade or None"),
         ("return Grade('1')", "it returned '1', not a number from 0 to 1"),
         ("raise KeyError('no\\nkey')", "KeyError: "),
+        ("raise SystemExit(0)", "the code tried to end the process"),
     ],
 )
 async def test_judge_whose_reading_fails_is_named_in_one_line(tmp_path: Path, body: str, said: str) -> None:
@@ -222,6 +223,7 @@ async def test_judge_whose_reading_fails_is_named_in_one_line(tmp_path: Path, bo
     ("messages", "said"),
     [
         ("view.txt", "AttributeError: "),
+        ("exit(0)", "RuntimeError: the code tried to end the process"),
         ("'Polite?'", "it returned no list of messages"),
         ("[{'role': 'user', 'content': 7}]", "it returned no list of messages"),
         ("[]", "it returned no list of messages"),

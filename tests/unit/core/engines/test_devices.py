@@ -12,8 +12,9 @@ from treadle.core.engines import devices, serving
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.devices import chosen_gpus, first_gpus, num_devices, only_gpus
 from treadle.core.engines.environments import engine_environ
+from treadle.core.engines.gpu_claims import GpuClaims, claim_paths, occupied_gpus
 from treadle.core.engines.serving import vllm_arguments
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, StorageError
 from treadle.rl.config import RlOptions
 from treadle.sft.config import SftOptions
 
@@ -94,3 +95,16 @@ def test_gpus_are_ordered_by_bus_id_unless_configured_otherwise(
     assert engine_environ()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     assert engine_environ()["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+def test_claim_that_fails_halfway_leaves_no_gpu_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path))
+    first, second = claim_paths(["GPU-a", "GPU-b"]).values()
+    second.mkdir(parents=True)  # The lock file cannot be written.
+    claims = GpuClaims()
+    with pytest.raises(StorageError, match="cannot lock"):
+        claims.take(["GPU-a", "GPU-b"], "a run")
+    assert first.exists() and occupied_gpus(["GPU-a"]) == []
+    second.rmdir()
+    assert claims.take(["GPU-a", "GPU-b"], "a run") is None and len(occupied_gpus(["GPU-a", "GPU-b"])) == 2
+    claims.keep(())

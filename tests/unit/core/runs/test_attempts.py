@@ -6,6 +6,7 @@ import errno
 import itertools
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -286,3 +287,13 @@ def test_workspace_survives_a_failed_attempt_and_is_deleted_with_the_work(tmp_pa
     execute(counting(work), run, force=True)
     assert seen == [False, True, False, True, False], "a forced run starts from scratch, and resumes if it was cut off"
     assert not list((tmp_path / "runs" / "r").rglob("state"))
+
+
+@pytest.mark.parametrize("code", [0, "no such option"])
+def test_exit_in_code_of_a_user_fails_the_stage(run: Run, code: int | str) -> None:
+    def leave(context: StageContext) -> Mapping[str, Any]:
+        sys.exit(code)
+
+    with pytest.raises(StageFailed, match=f"1/count failed: SystemExit: {code}; the traceback is in"):
+        execute(counting(leave), run)
+    assert run.status(Address(1, "count")).state == "failed"

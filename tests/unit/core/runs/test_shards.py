@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -302,3 +303,16 @@ def test_each_shard_gets_an_equal_part_of_the_budget() -> None:
     budget.used_tokens, budget.used_cost = 0, 0.5
     with pytest.raises(BudgetExceeded, match="0.5 are spent of 0.5 for each of 4 shards, by max_cost = 2"):
         budget.check()
+
+
+def test_exit_in_code_of_a_user_is_an_error_of_the_worker(run: Run, counting: Counting) -> None:
+    cut_off(run, counting, 25)
+
+    def leave(owner: str) -> None:
+        sys.exit(0)
+
+    counting.before = leave
+    with pytest.raises(RuntimeError, match="tried to end the process"):
+        help_instance(counting.instance(), run)
+    logs = [run.storage.get(key) for key in run.storage.keys("runs/r1/attempts") if "/workers/" in key]
+    assert any(b"worker stopped" in (log or b"") for log in logs)

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from treadle.agent.call_cache import NullCache
+from treadle.agent.jobs.runner import cause_of
 from treadle.core.errors import ConfigError
 from treadle.datagen.exploration.drafts import Draft
-from treadle.datagen.exploration.filters import FILTERS, EmbeddingFilter, LexicalFilter, jaccard, words_of
+from treadle.datagen.exploration.filters import (
+    FILTERS,
+    DraftFilter,
+    EmbeddingFilter,
+    LexicalFilter,
+    jaccard,
+    words_of,
+)
+from treadle.datagen.exploration.jobs import FilterJob
+from treadle.datagen.exploration.work import JobWorker
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -73,3 +87,43 @@ def test_filters_of_users_are_found_by_name() -> None:
         FILTERS.find("semantic")
     assert [type(FILTERS.parse(name)) for name in ("lexical", "embedding")] == [LexicalFilter, EmbeddingFilter]
     assert list(itertools.islice(FILTERS.shipped_settings(), 2)) == [LexicalFilter, EmbeddingFilter]
+
+
+@pytest.mark.parametrize(
+    ("query", "alike", "other"),
+    [
+        ("?!", " ?! ", "+="),
+        ("把订单五的货款付清。", "把订单五的货款付清!", "取消所有未结的订单。"),
+        ("请把订单五的全部货款立即付清", "请把订单五的全部货款立刻付清", "取消所有未结的订单"),
+        # The consonants of both are the same; the vowels, which are marks, are not.
+        ("मोल लो", "मोल, लो!", "माला ला"),
+    ],
+)
+def test_queries_of_every_script_are_compared(query: str, alike: str, other: str) -> None:
+    drafts = [draft(query, 0.9), draft(alike, 0.5), draft(other, 0.4)]
+    assert queries(LexicalFilter().kept(drafts)) == [query, other]
+
+
+def test_equal_queries_are_alike_at_the_largest_threshold() -> None:
+    strict = EmbeddingFilter.model_validate({"threshold": 1.0, "encoder": {"type": "hashing", "dimension": 64}})
+    texts = [" ".join(f"word{number * step}" for number in range(step + 2)) for step in range(1, 40)]
+    drafts = [draft(text, seed=seed) for text in texts for seed in "st"]
+    assert sorted(set(queries(strict.kept(drafts)))) == sorted(queries(strict.kept(drafts)))
+
+
+class Exiting(DraftFilter):
+    """Ends the process, as libraries do that parse arguments."""
+
+    type: str = "exiting"
+
+    def kept(self, drafts: Sequence[Draft]) -> list[Draft]:
+        sys.exit(0)
+
+
+async def test_exit_in_a_filter_is_an_error_of_its_job() -> None:
+    given: Any = SimpleNamespace(options=SimpleNamespace(filters=[Exiting()]))
+    nothing: Any = None
+    worker = JobWorker(given, nothing, nothing, nothing)
+    with pytest.raises(RuntimeError, match=r"tried to end the process \(SystemExit: 0\)") as caught:
+        await worker.run(FilterJob("key", [draft("Pay it.")]), NullCache())
+    assert "in kept" in cause_of(caught.value)

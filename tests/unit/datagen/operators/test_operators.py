@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from support.rollouts.operator_bench import STEPS, World
 from support.rollouts.operator_checks import FINISH, NEW_STEP, rejected
@@ -10,6 +12,7 @@ from support.sandbox.memories import Remembering
 from treadle.datagen.operators import SHIPPED, load_operators
 from treadle.datagen.operators.global_refinement import GlobalRefinement
 from treadle.datagen.operators.hint_after_step import HintAfterStep
+from treadle.datagen.operators.parent import Finding
 from treadle.datagen.operators.redundant_modification import RedundantModification
 from treadle.datagen.operators.reflection import Reflection
 from treadle.datagen.operators.rerollout import Rerollout
@@ -94,3 +97,11 @@ async def test_server_that_continues_after_a_stop_makes_no_difference(honours_st
     assert [part.text for part in refined.trajectory.segments if part.kind == "think"] == [
         f"<think>{thought}</think>" for thought in ("L", "Y", "Z")
     ]
+
+
+async def test_exit_in_a_shared_finding_is_its_error() -> None:
+    async def find() -> None:
+        sys.exit(0)
+
+    with pytest.raises(RuntimeError, match="tried to end the process"):
+        await Finding.begin({}, find()).task

@@ -26,11 +26,12 @@ from treadle.core.errors import ConfigError, ToolError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.episode import CustomEpisode
-from treadle.environments.custom.kind import CustomType
+from treadle.environments.custom.kind import CustomRuntime, CustomType
 from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
 from treadle.environments.scorers.environment import EnvironmentScorer
 from treadle.environments.tools.calls import EpisodeCalls
+from treadle.environments.types import Resources
 
 TASK = Task("k", "Guess.", payload={"secret": 37})
 
@@ -436,6 +437,20 @@ class Exiting(Guess):
         sys.exit(0)
 
 
+class ExitingElsewhere(Guess):
+    """Ends the process when it is made, opened or closed."""
+
+    def __init__(self) -> None:
+        sys.exit(0)
+
+    @classmethod
+    def open_shared(cls, settings: Any, resources: Resources) -> Any:
+        sys.exit(0)
+
+    async def close(self) -> None:
+        sys.exit(0)
+
+
 async def test_exit_in_a_class_is_an_error_at_its_line() -> None:
     kind = CustomType(Exiting)
     with pytest.raises(RuntimeError) as in_reset:
@@ -448,6 +463,18 @@ async def test_exit_in_a_class_is_an_error_at_its_line() -> None:
             f"RuntimeError: the code tried to end the process (SystemExit: {said}); test_environment.py, line {line}, "
             f"in {method}"
         )
+
+
+async def test_exit_outside_of_turns_is_an_error() -> None:
+    kind = CustomType(ExitingElsewhere)
+    made = object.__new__(ExitingElsewhere)
+    with pytest.raises(RuntimeError, match="tried to end the process"):
+        await CustomEpisode(made, kind.settings(), None, {}, EpisodeCalls({}, FreeDialect())).close()
+    with pytest.raises(RuntimeError, match="tried to end the process"):
+        CustomRuntime(ExitingElsewhere, kind.settings(), None, {}).episode()
+    with pytest.raises(RuntimeError, match="tried to end the process"):
+        async with kind.open(kind.settings(), Resources()):
+            pass
 
 
 class Silent(Environment):

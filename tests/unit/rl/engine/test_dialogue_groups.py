@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +37,7 @@ from treadle.rl.engine.scorer import open_scorer
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.host import LoopHost
 from treadle.rl.engine.verl.sample import Sample
-from treadle.rl.environment import OpenEnvironment
+from treadle.rl.environment import OpenEnvironment, ResidentEnvironments
 from treadle.rl.groups.attempts import check_step
 from treadle.rl.groups.dump import rollout_row, started_rollouts, write_started
 from treadle.rl.training.stored_rows import PAYLOAD_SCHEMA
@@ -260,3 +261,21 @@ def test_source_over_samples_training_but_not_validation(tmp_path: Path, codec: 
     assert len(lines) == 18 and {line["use"] for line in lines} <= {"trained", "unused", "audit", "cancelled"}
     assert Counter(line["use"] for line in lines)["trained"] == 6
     assert not list(started_rollouts(tmp_path, 0)), "steps of a state that was lost do not count"
+
+
+def test_exit_in_code_of_a_user_is_an_error_and_other_work_continues() -> None:
+    leaving = {"default": ENVIRONMENTS.parse({"type": "support.rollouts.dialogues:Leaving"})}
+    with pytest.raises(RuntimeError, match="tried to end the process"), ResidentEnvironments(leaving):
+        pass
+
+    async def leave() -> None:
+        sys.exit(0)
+
+    async def work() -> None:
+        await asyncio.gather(leave())
+
+    with ResidentEnvironments({"default": SETTINGS}) as resident:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="tried to end the process"):
+                resident.run(work())
+        assert resident.run(asyncio.sleep(0, 7)) == 7

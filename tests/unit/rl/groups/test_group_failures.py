@@ -136,6 +136,25 @@ async def test_failure_ends_waiting_siblings() -> None:
     assert len(ended) == 3
 
 
+class LateStart(Counted):
+    """Cannot be opened the first two times."""
+
+    async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
+        made = await super().reset(task, options)
+        if type(self).opened <= 2:
+            raise search_outage()
+        return made
+
+
+async def test_rollouts_after_lost_first_ones_are_still_started() -> None:
+    codec = WordCodec()
+    rollouts = make_rollouts(ScriptedGenerator(codec, rounds_of_tools(1)), codec, branching=Branching(2))
+    rollouts = replace(rollouts, runtime=RuntimeOf(settings(), {"search": StubTool("search")}, kind=LateStart))
+    (group,) = await require_groups(rollouts, [job(4)], attempts=1, keeps_rest=True)
+    assert [made.lost_to for made in group.trajectories] == ["environment"] * 2 + [""] * 2
+    assert [made.branch_parent for made in group.trajectories] == [None] * 4
+
+
 class Pauses:
     """Notes pauses in place of making them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -167,3 +168,12 @@ def test_stage_passes_on_what_the_processes_write(tmp_path: Path) -> None:
             ]
     progress.live(ProcessStatus())
     assert read_live_status(scratch).doing == ""
+
+
+def test_exit_in_a_rule_ends_neither_the_training_nor_what_is_shown(tmp_path: Path) -> None:
+    def leave() -> list[tuple[str, EndpointState]]:
+        sys.exit(0)
+
+    with LiveRollouts(tmp_path, leave) as live:
+        live.write()
+    assert list(tmp_path.iterdir()) == []
