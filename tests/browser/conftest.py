@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from support.browser import opened
+
+# Only a fault takes so long.
+expect.set_options(timeout=60_000)
 
 ARGUMENTS = (
     "--no-sandbox",

@@ -111,14 +111,17 @@ async def test_killed_process_of_an_instance_ends_that_one_alone(tmp_path: Path,
     with playing(tmp_path) as scene:
         scene.wait_for(moment)
         for pid in (await pids_of(scene.service.url))[:1]:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # It has done all its steps meanwhile.
+                os.kill(pid, signal.SIGKILL)
         told = await asyncio.to_thread(scene.told)
         scene.check(told, TOLD["worker"])
         broken = [name for name, (_, code) in told.items() if code]
         async with aiohttp.ClientSession() as session:
             client = StrictClient(session, scene.service.url)
             assert len(broken) <= 1 and list(await client.instances()) == broken
-            assert await client.metric("treadle_environment_processes") == 0
+            async with asyncio.timeout(60):
+                while await client.metric("treadle_environment_processes"):
+                    await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("moment", sampled(MOMENTS, {5}))

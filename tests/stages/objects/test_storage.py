@@ -22,7 +22,7 @@ from treadle.core.store.roots import Storage, open_storage
 from treadle.core.store.storage import LocalStorage
 
 TRIED = FAULTS if os.environ.get("TREADLE_FAULT_STRIDE") == "1" else FAULTS[::3]
-ONCE = RetryPolicy(connect_s=2.0, request_s=2.0, retries=0)
+ONCE = RetryPolicy(retries=0)
 
 
 @pytest.fixture(params=["local", "object"])

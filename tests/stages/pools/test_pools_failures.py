@@ -127,7 +127,9 @@ async def test_accepted_unfinished_question_keeps_its_verdicts_and_branch(
         if gone:
             await broken.stop_listening()
             await judge.stop_listening()
-        record = await bench.make(urls, options=options, accept_failures=True)
+        soon = {"model": {"outage_wait_s": 0.2}}
+        roles = {"roles": {"judge": soon, "critic": soon}} if gone else {}
+        record = await bench.make(urls, options=options, accept_failures=True, **roles)
     rows, (question,) = bench.rows(record), bench.rows(record, "pool_questions")
     assert [(row["operator"], row["correct"]) for row in rows] == [("initial", True), ("rerollout", True)]
     assert (question["status"], question["num_correct"], question["initial_correct"]) == ("partial", 2, True)

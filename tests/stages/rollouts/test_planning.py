@@ -73,8 +73,8 @@ type = "planning"
 
 [environment.search.service]
 endpoints = [{{ url = "{search}" }}]
-request_timeout_s = 1.0
-connect_timeout_s = 1.0
+request_timeout_s = 60.0
+connect_timeout_s = 30.0
 retry_limit = 0
 """
     )
@@ -140,7 +140,9 @@ def test_a_frozen_search_leaves_its_rollout_pending_and_the_calls_beside_it_are_
     with served(planner, codec=TOKENIZER) as server, serving(CountingSearch()) as search:
         search.held = {"thing0 left"}
         desk = desk_of(tmp_path / "desk", server.url, search.url)
-        told = desk.treadle("run", "plan.toml", "--run", "plan", "--set", "rollouts.pending_retries=0")
+        soon = [f"environment.search.service.{key}=1.0" for key in ("request_timeout_s", "connect_timeout_s")]
+        keys = [word for key in ("rollouts.pending_retries=0", *soon) for word in ("--set", key)]
+        told = desk.treadle("run", "plan.toml", "--run", "plan", *keys)
         assert told.code != 0 and "Traceback" not in told.err
         first = Counter(search.asked)
         assert first["thing0 right"] == 1 and first["thing0 both"] == 0

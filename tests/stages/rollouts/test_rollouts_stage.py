@@ -121,14 +121,19 @@ async def test_memory_use_depends_on_rollouts_in_flight_not_finished_ones(tmp_pa
         nonlocal served
         served += 1
         if served % 10 == 0:
+            gc.collect()
             alive = Counter(type(item) for item in gc.get_objects())
             most.update({kind: max(0, alive[kind] - most[kind]) for kind in kinds})
         return ANSWER
 
-    gc.collect()  # what earlier tests left
-    async with server(reply) as scripted:
-        options = {"samples_per_question": 4, "max_concurrent": in_flight}
-        record = await bench.make(scripted.url, options=options)
+    gc.collect()
+    gc.freeze()  # What earlier tests left is not looked at.
+    try:
+        async with server(reply) as scripted:
+            options = {"samples_per_question": 4, "max_concurrent": in_flight}
+            record = await bench.make(scripted.url, options=options)
+    finally:
+        gc.unfreeze()
     assert record.metrics["status_answered"] == num_rollouts
     assert most[Transcript] > 0
     # Three for each rollout in flight leave room for the server's own; one kept per rollout done would be 160.

@@ -17,6 +17,7 @@ import pytest_asyncio
 from support.runs.processes import freeze, thaw, until
 from support.sandbox.sandbox_kills import guardians
 from support.sandbox.sandbox_probes import survivors
+from support.servers.own_clock import ForwardClock
 
 from treadle.agent.sandbox.bubblewrap import check, describe
 from treadle.agent.sandbox.config import SandboxSettings
@@ -171,13 +172,16 @@ async def test_cancelled_call_leaves_the_tool_usable(tool: PythonTool) -> None:
     assert outcome.text == "2"
 
 
-async def test_waiting_for_a_sandbox_does_not_count_as_rollout_time() -> None:
+async def test_waiting_for_a_sandbox_does_not_count_as_rollout_time(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SandboxSettings(packages=(), pool_size=1, max_running=1)
     async with asyncio.timeout(LIMIT_S), SandboxPool(settings) as pool:
-        endless = asyncio.create_task(pool.run("while True: pass", time_limit_s=1.5))
+        endless = asyncio.create_task(pool.run("while True: pass", time_limit_s=1.0))
         await asyncio.sleep(0)
         with timed_work() as clock:
-            result = await pool.run("print(1)", time_limit_s=20, deadline=clock.time() + 1.0)
+            waiting = asyncio.create_task(pool.run("print(1)", time_limit_s=20, deadline=clock.time() + 20))
+            await asyncio.sleep(0)
+            ForwardClock(monkeypatch).pass_(21.0)
+            result = await waiting
         assert (await endless).timed_out and not result.timed_out and result.stdout == "1\n"
 
 

@@ -18,6 +18,7 @@ import pytest
 from support.runs.processes import Seen, look, until
 from support.sandbox.sandbox_kills import guardians
 from support.sandbox.sandbox_probes import survivors
+from support.servers.own_clock import limit_from
 
 from treadle.agent.sandbox import guardian as guardian_module
 from treadle.agent.sandbox import process as process_module
@@ -170,13 +171,16 @@ async def test_programs_of_a_suspended_guardian_stay_pending_and_the_next_one_ru
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     settings = SandboxSettings.model_validate({"kind": kind, "packages": (), "pool_size": 1})
+    suspended = asyncio.Event()
+    limit_from(monkeypatch, process_module, suspended.is_set)
     async with asyncio.timeout(LIMIT_S), SandboxPool(settings) as pool:
-        lost = asyncio.create_task(pool.run(ENDLESS, time_limit_s=3.0))  # long enough to be seen on a busy machine
+        lost = asyncio.create_task(pool.run(ENDLESS, time_limit_s=0.5))
         while pool._starting or not survivors("endless"):
             await asyncio.sleep(0)
         stopped = own_guardian()
         os.kill(stopped.pid, signal.SIGSTOP)
         be_impatient(monkeypatch)
+        suspended.set()
         with pytest.raises(SandboxError, match="a sandbox was lost: .* stopped and replaced") as caught:
             await lost
         assert caught.value.retryable

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.servers.own_clock import limit_from
 from support.sweep import sampled
 
 from treadle.agent.contract import Outcome, Task
-from treadle.agent.sandbox import folder_usage
+from treadle.agent.sandbox import folder_usage, process
 from treadle.agent.sandbox.folder_usage import usage_of_folder
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.settings import ToolResources
@@ -239,10 +240,14 @@ async def test_full_disk_of_the_host_is_no_outcome(source: WorkspaceSource, monk
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_time_limit_and_output_are_outcomes(source: WorkspaceSource) -> None:
+async def test_time_limit_and_output_are_outcomes(
+    source: WorkspaceSource, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tools = await source.episode(_task({}), 1)
-    soon = CallContext("q", (), 1, budget_s=0.5)
-    slow = await tools.call("shell", {"command": "echo a; sleep 60"}, deadline=0.0, context=soon)
+    soon = CallContext("q", (), 1, budget_s=0.2)
+    with monkeypatch.context() as patch:
+        limit_from(patch, process, lambda: any(base.rglob("said")))
+        slow = await tools.call("shell", {"command": "echo a; touch said; sleep 60"}, deadline=0.0, context=soon)
     flood = await _call(tools, "shell", command="yes")
     long = await _call(tools, "shell", command="seq 5000")
     await tools.close()

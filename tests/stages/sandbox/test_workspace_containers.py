@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 from support.sandbox import stub_engine
+from support.servers.own_clock import limit_from
 
 from treadle.agent.contract import Outcome, Task
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.settings import ToolResources
+from treadle.agent.tools.workspace import container
 from treadle.agent.tools.workspace.backend import UnusableWorkspace
 from treadle.agent.tools.workspace.container import ContainerOptions, ContainerWorkspaces, find_engine
 from treadle.agent.tools.workspace.files import HiddenTests
@@ -76,11 +78,16 @@ async def test_network_is_opened_by_its_key(engine: Path, tmp_path: Path) -> Non
     assert _options(run)["--network"] == "bridge"
 
 
-async def test_commands_end_with_all_their_processes(engine: Path, tmp_path: Path) -> None:
+async def test_commands_end_with_all_their_processes(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "said"
     async with _workspaces(tmp_path) as workspaces:
         workspace = await workspaces.open(1)
         done = await workspace.run("cat; echo err >&2; exit 3", time_limit_s=60, stdin=b"in\n")
-        slow = await workspace.run("echo a; sleep 1000", time_limit_s=1)
+        with monkeypatch.context() as patch:
+            limit_from(patch, container, said.exists)
+            slow = await workspace.run(f"echo a; touch {said}; sleep 1000", time_limit_s=0.2)
         flood = await workspace.run("yes", time_limit_s=60)
     assert (done.ending, done.exit_code, done.output) == ("exited", 3, "in\nerr\n")
     assert (slow.ending, slow.exit_code, slow.output) == ("timeout", None, "a\n")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from support.servers.own_clock import ForwardClock, until
 from support.servers.scripted_search import FOUND, Answer, Pauses, Service, client, later, serving
 
 from treadle.core.errors import ConfigError, ToolError
@@ -65,31 +68,41 @@ async def test_another_address_is_tried_immediately() -> None:
     assert (len(busy.asked), len(free.asked)) == (1, 3)
 
 
-async def test_unresponsive_service_is_abandoned_for_another() -> None:
+async def test_unresponsive_service_is_abandoned_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     silent, alive = Service("hang"), Service()
-    async with serving(silent, alive), client(silent.url, alive.url, request_timeout_s=0.05) as searcher:
-        assert len(await searcher.search("q", 2, deadline=later())) == 2
+    async with serving(silent, alive), client(silent.url, alive.url, request_timeout_s=60.0) as searcher:
+        clock = ForwardClock(monkeypatch)
+        found = asyncio.create_task(searcher.search("q", 2, deadline=later(3600.0)))
+        await until(lambda: bool(silent.asked))
+        clock.pass_(61.0)
+        assert len(await found) == 2
     assert len(silent.asked) == 1
 
 
-async def test_deadline_during_a_search_is_a_timeout_and_during_failures_an_outage() -> None:
+async def test_deadline_during_a_search_is_a_timeout_and_during_failures_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     silent, broken = Service("hang"), Service((500, {}))
     async with serving(silent, broken):
         async with client(silent.url) as searcher:
             with pytest.raises(TimeoutError):
                 await searcher.search("q", 2, deadline=later(0.05))
-        async with client(broken.url) as searcher:
+        clock = ForwardClock(monkeypatch)
+        async with client(broken.url, pauses=Pauses(clock.pass_), retry_limit=999) as searcher:
             with pytest.raises(SearchUnavailable, match="HTTP 500") as outage:
-                await searcher.search("q", 2, deadline=later(0.05))
-            assert outage.value.retryable
+                await searcher.search("q", 2, deadline=later())
+            assert outage.value.retryable and 1 < len(broken.asked) < 999
 
 
-async def test_unresponsive_service_is_an_outage_not_a_slow_search() -> None:
+async def test_unresponsive_service_is_an_outage_not_a_slow_search(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = Service("hang")
-    async with serving(frozen), client(frozen.url, connect_timeout_s=0.2) as searcher:
+    async with serving(frozen), client(frozen.url, request_timeout_s=120.0) as searcher:
         frozen.info = ["hang"]  # type: ignore[list-item]
+        clock = ForwardClock(monkeypatch)
+        search = asyncio.create_task(searcher.search("q", 2, deadline=later()))
+        await clock.pass_until_done(search)
         with pytest.raises(SearchUnavailable, match="it does not answer, not even GET /info") as outage:
-            await searcher.search("q", 2, deadline=later(0.05))
+            await search
         assert outage.value.retryable
 
 

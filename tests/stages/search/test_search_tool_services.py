@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from support.servers.held_index import HeldIndex
+from support.servers.own_clock import ForwardClock, until
 from support.servers.scripted_search import Answer, Service, serving
 from support.servers.served_index import served
 
@@ -84,11 +85,18 @@ async def test_slow_search_service_is_a_timeout(tmp_path: Path) -> None:
 
 @pytest.mark.covers("flywheel-7")
 @pytest.mark.parametrize("answer", [(500, {}), (503, {}), None, "hang"])
-async def test_search_outage_raises_a_transient_error(answer: Answer | str | None) -> None:
-    service = Service(answer)
+async def test_search_outage_raises_a_transient_error(
+    answer: Answer | str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, clock = Service(answer), ForwardClock(monkeypatch)
     async with serving(service):
+        times = {"retry_limit": 1, "request_timeout_s": 60.0}
+        search = asyncio.create_task(outcome_of(apart(service.url, timeout_s=3600.0, client=times)))
+        for num_asked in (1, 2) if answer == "hang" else ():
+            await until(lambda num_asked=num_asked: len(service.asked) == num_asked)
+            clock.pass_(61.0)
         with pytest.raises(SearchUnavailable) as outage:
-            await outcome_of(apart(service.url, client={"retry_limit": 1, "request_timeout_s": 0.05}))
+            await search
     assert outage.value.retryable and "\n" not in str(outage.value) and len(service.asked) == 2
 
 

@@ -28,7 +28,7 @@ from treadle.eval.tables import SCORES
 from treadle.tasks.catalog import flow_instances, instance
 from treadle.tasks.config import TreadleConfig
 
-FAST = {"retry_limit": 0, "backoff_base_s": 0.0, "outage_wait_s": 0.2, "probe_base_s": 0.05, "connect_timeout_s": 5.0}
+FAST = {"retry_limit": 0, "backoff_base_s": 0.0, "outage_wait_s": 60.0, "probe_base_s": 0.05, "probe_max_s": 0.1}
 
 
 def text_of(name: str, searches: int = 3) -> str:

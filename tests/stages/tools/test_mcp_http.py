@@ -86,12 +86,12 @@ async def test_a_server_that_is_killed_and_started_again_serves_the_next_attempt
 
 
 async def test_a_stopped_server_is_infrastructure_and_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PING_S", 0.3)
     port = free_port()
     with served(port) as process:
         async with opened(f"http://127.0.0.1:{port}/mcp", timeout_s=0.5) as tools:
             assert (await call(tools, "hang")).status == "timeout"
             process.send_signal(signal.SIGSTOP)
+            monkeypatch.setattr(connection, "PING_S", 0.3)
             with pytest.raises(ToolError, match="answers neither the call nor a ping"):
                 await call(tools, "add", a=1, b=2)
 

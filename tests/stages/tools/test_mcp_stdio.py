@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +212,11 @@ async def test_a_broken_server_leaves_the_call_pending_and_starts_again(
 
 @pytest.mark.parametrize("tool", sampled(["stop", "close_output"], ["stop"]))
 async def test_a_server_that_answers_no_ping_is_infrastructure(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PING_S", 0.3)
-    async with episode(server=BARE, timeout_s=0.3) as tools:
-        with pytest.raises(ToolError, match="answers neither the call nor a ping"):
-            await call(tools, tool)
-        assert (await tools.call("desk_add", {"a": 1, "b": 1}, deadline=FAR, context=CONTEXT)).text == "2"
+    async with episode(server=BARE) as tools:
+        with monkeypatch.context() as soon, pytest.raises(ToolError, match="answers neither the call nor a ping"):
+            soon.setattr(connection, "PING_S", 0.3)
+            await tools.call(f"desk_{tool}", {}, deadline=FAR, context=replace(CONTEXT, budget_s=0.3))
+        assert (await call(tools, "add", a=1, b=1)).text == "2"
     assert not processes()
 
 

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
 from support.runs.processes import end_family, family, kill_alone, remaining, until
+from support.servers.own_clock import HourlyClock
 from support.tables.rl_tables import (
     PLACE,
     Watched,
@@ -27,6 +29,7 @@ from support.tables.rl_tables import (
 )
 from support.tables.score_tables import question
 
+from treadle.core.engines import training
 from treadle.core.errors import ConfigError, EngineError, StageFailed
 from treadle.core.runs.execute import execute, planned_action
 from treadle.core.runs.records import StageRecord
@@ -329,10 +332,19 @@ def test_engine_rejection_is_a_config_error(run: Run, start: Path) -> None:
         train(run, start, {"refuse": "no key 'x'"})
 
 
-def test_silent_training_is_killed_with_all_its_processes(run: Run, start: Path) -> None:
+def hangs(run: Run) -> bool:
+    with suppress(FileNotFoundError):  # Folders are deleted meanwhile.
+        return any("still here" in log.read_text() for log in Path(run.storage.root).rglob("train.log"))
+    return False
+
+
+def test_silent_training_is_killed_with_all_its_processes(
+    run: Run, start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "SteadyClock", HourlyClock(lambda: hangs(run)))
     before = {process.pid for process in family(os.getpid())}
-    with pytest.raises(EngineError, match=r"hangs: it sent no events for 5 s(.|\n)*still here"):
-        train(run, start, {"at": 3, "do": "hang"}, stall_timeout_s=5.0)
+    with pytest.raises(EngineError, match=r"hangs: it sent no events for 5000 s(.|\n)*still here"):
+        train(run, start, {"at": 3, "do": "hang"}, stall_timeout_s=5000.0)
     assert {process.pid for process in family(os.getpid())} <= before
 
 
@@ -358,8 +370,7 @@ def test_killing_treadle_kills_the_training_and_the_next_call_resumes(run: Run, 
         [sys.executable, "-c", PARENT, str(run.storage.root), str(start)], env={**os.environ, "PYTHONPATH": str(TESTS)}
     )
     try:
-        logs = Path(run.storage.root)
-        until(lambda: any("still here" in log.read_text() for log in logs.rglob("train.log")), "the training hangs")
+        until(lambda: hangs(run), "the training hangs")
         orphans = kill_alone(parent)
         assert orphans is not None and len(orphans) >= 3
         until(lambda: not remaining(orphans), "the training has ended with Treadle")

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from support.rollouts.scripted_environment import write_python
 from support.runs.processes import Seen, end_family, family, kill_alone, remaining, until
+from support.servers.own_clock import HourlyClock
 from support.training import scripted_engine
 
-from treadle.core.engines import training_engine
+from treadle.core.engines import training, training_engine
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
 from treadle.sft.config import SftOptions
@@ -193,10 +194,18 @@ def test_failed_training_raises_one_error_with_its_log(
     assert not folder.model.exists() and not folder.trained.exists()
 
 
-def test_silent_training_is_killed_with_all_its_processes(folder: TrainingFolder) -> None:
+def hangs(folder: TrainingFolder) -> bool:
+    log = folder.logs / "train.log"
+    return log.exists() and "still here" in log.read_text()
+
+
+def test_silent_training_is_killed_with_all_its_processes(
+    folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "SteadyClock", HourlyClock(lambda: hangs(folder)))
     before = family(os.getpid())
-    with pytest.raises(EngineError, match=r"hangs: it sent no events for 5 s(.|\n)*still here"):
-        run(folder, EngineOptions(variant="cpu", stall_timeout_s=5.0), at=3, do="hang")
+    with pytest.raises(EngineError, match=r"hangs: it sent no events for 5000 s(.|\n)*still here"):
+        run(folder, EngineOptions(variant="cpu", stall_timeout_s=5000.0), at=3, do="hang")
     assert pids(family(os.getpid())) <= pids(before)
 
 
@@ -235,8 +244,7 @@ def test_killing_treadle_leaves_no_training_process(folder: TrainingFolder, pyth
     (folder.path / "script.json").write_text(json.dumps({"at": 3, "do": "hang", "once": True}))
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(python), str(folder.path)])
     try:
-        log = folder.logs / "train.log"
-        until(lambda: log.exists() and "still here" in log.read_text(), "the training hangs")
+        until(lambda: hangs(folder), "the training hangs")
         orphans = kill_alone(parent)
         assert orphans is not None and len(orphans) >= 3
         until(lambda: not remaining(orphans), "the training has ended with Treadle")
@@ -250,8 +258,7 @@ def test_sigterm_reaches_the_training(folder: TrainingFolder, python: Path) -> N
     stop_on_term = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
     parent = subprocess.Popen([sys.executable, "-c", stop_on_term + PARENT, str(python), str(folder.path)])
     try:
-        log = folder.logs / "train.log"
-        until(lambda: log.exists() and "still here" in log.read_text(), "the training hangs")
+        until(lambda: hangs(folder), "the training hangs")
         members = family(parent.pid)
         parent.send_signal(signal.SIGTERM)
         assert parent.wait() == 3 and not remaining(members)

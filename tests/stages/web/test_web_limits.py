@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp.connector
 import pytest
 from support.servers.certificates import server_context
+from support.servers.own_clock import ForwardClock
 from support.servers.web_servers import Hostile, Page, Site
 from support.web.fetching import LOOPBACK, fetching, refusal
 from support.web.hostile_scripts import CHUNKED, FAR, HEAD, KIB, Script, chunk, drip, falling_silent, saying
@@ -198,10 +199,13 @@ async def test_large_page_is_read_whole_over_tls(tmp_path: Path, monkeypatch: py
     ],
     ids=["drip", "silence", "silence in the header", "silence in the body", "silence between chunks"],
 )
-async def test_slow_server_is_abandoned_at_the_page_timeout(script: Script) -> None:
+async def test_slow_server_is_abandoned_at_the_page_timeout(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     with Hostile(script) as server:
-        async with fetching(allowed=LOOPBACK, page_timeout_s=0.2) as fetch:
-            assert (await refusal(fetch(server.url))).kind == "timeout"
+        async with fetching(allowed=LOOPBACK, page_timeout_s=60.0) as fetch:
+            page = asyncio.create_task(refusal(fetch(server.url)))
+            await asyncio.to_thread(server.silent.wait)
+            ForwardClock(monkeypatch).pass_(61.0)
+            assert (await page).kind == "timeout"
         assert server.requests == 1, "no second try: more than half of the time was spent"
 
 
@@ -214,18 +218,19 @@ async def test_no_request_starts_after_the_deadline(within_s: float) -> None:
         assert site.connections() == 0
 
 
-async def test_started_request_has_its_full_time_regardless_of_the_deadline() -> None:
+async def test_started_request_has_its_full_time_regardless_of_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ForwardClock(monkeypatch)
     with Site({"/": "x"}) as site, Hostile(falling_silent()) as slow:
         asked = site.hold("/")
-        async with fetching(allowed=LOOPBACK, page_timeout_s=1.0) as fetch:
-            clock = asyncio.get_running_loop()
-            pages = [asyncio.create_task(fetch(url, 0.1)) for url in (site.url(), slow.url)]
-            end = clock.time() + 0.1
+        async with fetching(allowed=LOOPBACK, page_timeout_s=120.0) as fetch:
+            pages = [asyncio.create_task(fetch(url, 60.0)) for url in (site.url(), slow.url)]
             await asyncio.to_thread(asked.wait)
-            while clock.time() <= end:
-                await asyncio.sleep(0)
+            await asyncio.to_thread(slow.silent.wait)
+            clock.pass_(61.0)
+            await asyncio.sleep(0)
             site.release("/")
             assert (await pages[0]).body == b"x"
+            clock.pass_(60.0)
             assert (await refusal(pages[1])).kind == "timeout"
 
 

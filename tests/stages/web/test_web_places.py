@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
+from support.servers.own_clock import ForwardClock, until
 from support.servers.web_servers import Hostile, Names, Page, Site
 from support.web.fetching import LOOPBACK, fetching, refusal
 from support.web.hostile_scripts import KIB, drip, falling_silent
 
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.pages import fetch as fetch_module
+from treadle.web.slots import PageTime
 
 
 @pytest.mark.parametrize("limits", [{"max_per_host": 2}, {"max_fetches": 2}], ids=["of a host", "of all"])
@@ -55,11 +57,13 @@ async def test_host_gets_no_more_slots_by_another_spelling() -> None:
             assert (await first).body == b"x" and site.paths == ["/0"]
 
 
-async def test_waiting_for_a_slot_does_not_count_as_page_time() -> None:
+async def test_waiting_for_a_slot_does_not_count_as_page_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first takes its whole time; were the second's time running meanwhile, it would never be asked for."""
     with Hostile(drip) as first, Site({"/": "x"}) as second:
-        async with fetching(allowed=LOOPBACK, page_timeout_s=0.5, fetch={"max_fetches": 1}) as fetch:
-            pages = [asyncio.create_task(fetch(url)) for url in (first.url, second.url())]
+        async with fetching(allowed=LOOPBACK, page_timeout_s=60.0, fetch={"max_fetches": 1}) as fetch:
+            pages = [asyncio.create_task(fetch(url, 3600.0)) for url in (first.url, second.url())]
+            await asyncio.to_thread(first.silent.wait)
+            ForwardClock(monkeypatch).pass_(61.0)
             await asyncio.wait(pages)
         assert first.requests == 1 and second.paths == ["/"]
 
@@ -77,11 +81,15 @@ async def test_deadline_includes_waiting_for_a_slot() -> None:
             assert (await first).body == b"x" and site.paths == ["/"]
 
 
-async def test_slot_is_released_after_every_outcome() -> None:
+async def test_slot_is_released_after_every_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     with Hostile(drip) as slow, Site({"/": "x", "/no": Page("", 404)}) as site:
         places = {"max_fetches": 1, "max_per_host": 1}
-        async with fetching(allowed=LOOPBACK, page_timeout_s=1.0, fetch=places) as fetch:
-            for url in (slow.url, site.url("/no"), "http://10.0.0.1/", "http://x.invalid/", site.url("/no")):
+        async with fetching(allowed=LOOPBACK, page_timeout_s=60.0, fetch=places) as fetch:
+            dripping = asyncio.create_task(refusal(fetch(slow.url)))
+            await asyncio.to_thread(slow.silent.wait)
+            ForwardClock(monkeypatch).pass_(61.0)
+            await dripping
+            for url in (site.url("/no"), "http://10.0.0.1/", "http://x.invalid/", site.url("/no")):
                 await refusal(fetch(url))
             held = site.hold("/")
             left = asyncio.create_task(fetch(site.url()))
@@ -121,20 +129,27 @@ async def test_large_bodies_are_limited_without_delaying_others(monkeypatch: pyt
     """Were they not, 256 pages of 10 MiB could wait for their reader at once, and more with each search."""
     for name, value in (("LARGE_BYTES", 4 * KIB), ("NUM_LARGE", 3), ("NUM_LARGE_OF_SITE", 2)):
         monkeypatch.setattr(fetch_module, name, value)
+    large, wait_for_slot = list[PageTime](), PageTime.waiting
+
+    def waiting(time: PageTime) -> AbstractContextManager[None]:
+        large.append(time)
+        return wait_for_slot(time)
+
+    monkeypatch.setattr(PageTime, "waiting", waiting)
     routes = {**{f"/{number}": "x" * 8 * KIB for number in range(4)}, "/small": "x" * 4 * KIB}
     with Site(routes) as site, Site(routes, host="127.0.0.2") as other:
-        async with fetching(allowed=LOOPBACK, page_timeout_s=0.5) as fetch:
+        async with fetching(allowed=LOOPBACK, page_timeout_s=60.0) as fetch:
             held = [ExitStack() for _ in range(4)]
-            pages = [asyncio.create_task(fetch(site.url(f"/{at}"), held_slots=held[at])) for at in range(4)]
-            await asyncio.wait(pages, return_when=asyncio.FIRST_COMPLETED)
+            pages = [asyncio.create_task(fetch(site.url(f"/{at}"), 3600.0, held[at])) for at in range(4)]
+            await until(lambda: len(large) == 4 and sum(page.done() for page in pages) >= 2)
+            # Longer than a page's own time, which does not run while waiting.
+            ForwardClock(monkeypatch).pass_(61.0)
             assert len((await fetch(site.url("/small"))).body) == 4 * KIB
             third = ExitStack()
             assert len((await fetch(other.url("/0"), held_slots=third)).body) == 8 * KIB
             with pytest.raises(SearchUnavailable):
                 await fetch(other.url("/1"), 0.1)
-            # Longer than a page's own time, which does not run while waiting.
-            done, waiting = await asyncio.wait(pages, timeout=0.6)
-            assert (len(done), len(waiting)) == (2, 2)
+            assert sum(page.done() for page in pages) == 2
             for held_slots in held:
                 held_slots.close()
             assert [len((await page).body) for page in pages] == [8 * KIB] * 4

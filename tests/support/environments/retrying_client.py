@@ -26,7 +26,7 @@ async def play(session: aiohttp.ClientSession, url: str, log: str, name: str, nu
         for number in range(num_steps):
             action = {"role": "assistant", "content": f"log {log} {name}.{number}"}
             body = {"instance_id": name, "messages": action, "request_id": f"{name}.{number}"}
-            body["params"] = {"timeout_s": 2.0}
+            body["params"] = {"timeout_s": 10.0}
             first, second = await asyncio.gather(*(post(session, f"{url}/step", body) for _ in range(2)))
             assert first == second and json.loads(first)["state"][0]["content"] == f"log {number + 1}", first
             answered += 1

@@ -15,7 +15,7 @@ from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import Completion, CompletionRequest
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05, repetition_penalty=1.1, max_tokens=64)
-FAST = {"backoff_base_s": 0.0, "probe_base_s": 0.001, "probe_max_s": 0.01, "outage_wait_s": 5.0}
+FAST = {"backoff_base_s": 0.0, "probe_base_s": 0.001, "probe_max_s": 0.01, "outage_wait_s": 60.0}
 
 
 def settings(*servers: ScriptedServer | str, **overrides: object) -> ModelSettings:
@@ -42,13 +42,6 @@ def recorder() -> tuple[list[float], Callable[[float], Awaitable[None]]]:
         await asyncio.sleep(0)
 
     return asked, sleep
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Run the event loop until a condition holds."""
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def endpoint_at(url: str, max_in_flight: int) -> Endpoint:

@@ -19,7 +19,7 @@ from treadle.core.runs.stage import Instance
 from treadle.datagen.pools.settings import PoolsSettings
 from treadle.datagen.pools.stage import POOLS_STAGE
 
-FAST = {"retry_limit": 0, "backoff_base_s": 0.0, "outage_wait_s": 0.2, "probe_base_s": 0.05, "connect_timeout_s": 5.0}
+FAST = {"retry_limit": 0, "backoff_base_s": 0.0, "outage_wait_s": 60.0, "probe_base_s": 0.05, "probe_max_s": 0.1}
 ROLES = ("policy", "critic", "refiner", "judge")
 
 

@@ -20,7 +20,7 @@ from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 
 ANSWER = "<think>t</think><answer>\\boxed{1}</answer>"
-FAST = {"retry_limit": 1, "backoff_base_s": 0.0, "outage_wait_s": 0.2, "probe_base_s": 0.05, "connect_timeout_s": 5.0}
+FAST = {"retry_limit": 1, "backoff_base_s": 0.0, "outage_wait_s": 60.0, "probe_base_s": 0.05, "probe_max_s": 0.1}
 
 
 def _row(number: int, text: str) -> dict[str, Any]:

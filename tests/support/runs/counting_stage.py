@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -45,6 +46,7 @@ def double(context: StageContext) -> Mapping[str, Any]:
 DOUBLES = Table("doubles", 1, ("number",), NUMBERS.schema, "Doubles.")
 CALLS: list[int] = []
 """The numbers that `count` worked out, in their order."""
+COUNT = Stage(name="count", version=1, settings=Settings, produces=(NUMBERS,), telemetry=(TIMES,), run=count)
 DOUBLE = Stage(
     name="double", version=1, settings=Section, consumes={"numbers": "numbers"}, produces=(DOUBLES,), run=double
 )
@@ -58,8 +60,7 @@ def no_calls() -> None:
 
 def counting(body: Callable[[StageContext], Mapping[str, Any]] = count, **settings: Any) -> Instance:
     """Return the instance `1/count`."""
-    stage = Stage(name="count", version=1, settings=Settings, produces=(NUMBERS,), telemetry=(TIMES,), run=body)
-    return Instance(address=Address(1, "count"), stage=stage, settings=Settings(**settings))
+    return Instance(address=Address(1, "count"), stage=replace(COUNT, run=body), settings=Settings(**settings))
 
 
 DOUBLING = Instance(

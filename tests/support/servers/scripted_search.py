@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -81,13 +81,15 @@ async def serving(*services: Service) -> AsyncIterator[None]:
 
 
 class Pauses:
-    """Replaces sleeping; records the durations."""
+    """Replaces sleeping; records the durations, and tells them to `on_pause`."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_pause: Callable[[float], None] = lambda seconds: None) -> None:
         self.seconds: list[float] = []
+        self._on_pause = on_pause
 
     async def __call__(self, seconds: float) -> None:
         self.seconds.append(seconds)
+        self._on_pause(seconds)
 
 
 @asynccontextmanager

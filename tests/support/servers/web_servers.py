@@ -261,12 +261,14 @@ class Hostile:
         script: What is sent on each connection, once its request has arrived.
         requests: Number of requests so far.
         num_sent: Bytes sent so far; what the kernel buffers for a reader counts as sent.
+        silent: Set when a script has sent all that it sends at once.
         ended: Set when the server stops; a script may wait for it in order to stay silent.
     """
 
     def __init__(self, script: Callable[[Hostile, socket.socket], None]) -> None:
         self.script = script
         self.requests = self.num_sent = 0
+        self.silent = threading.Event()
         self.ended = threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._socket.getsockname()[1])

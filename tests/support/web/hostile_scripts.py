@@ -33,6 +33,7 @@ def falling_silent(*parts: bytes) -> Script:
     def script(server: Hostile, line: socket.socket) -> None:
         for part in parts:
             server.say(line, part)
+        server.silent.set()
         server.ended.wait()
 
     return script
@@ -45,5 +46,6 @@ def chunk(data: bytes) -> bytes:
 def drip(server: Hostile, line: socket.socket) -> None:
     """Send a byte now and then, for ever, without a long pause."""
     server.say(line, HEAD + b"\r\n")
+    server.silent.set()
     while not server.ended.wait(0.01):
         server.say(line, b"x")

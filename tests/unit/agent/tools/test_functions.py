@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
+from support.servers.own_clock import ForwardClock, until
 
 from treadle.agent.contract import Task
 from treadle.agent.tools.functions import settings_of
@@ -257,17 +258,25 @@ def test_calls_past_their_time_end_with_timeout(release: threading.Event) -> Non
         assert [found.status for found in asyncio.run(run(function))] == ["timeout"] * 3
 
 
-def test_threads_of_calls_past_their_time_are_bounded(release: threading.Event) -> None:
+def test_threads_of_calls_past_their_time_are_bounded(
+    release: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = list[int]()
+
     def wait(number: int) -> str:
         """Wait."""
+        began.append(number)
         if number < 2:
             release.wait()
         return "done"
 
     async def run() -> None:
-        async with opened(wait, time_limit_s=0.02, num_threads=2) as call:
-            held = [await call(number=number) for number in range(2)]
-            assert [one.status for one in held] == ["timeout", "timeout"]
+        clock = ForwardClock(monkeypatch)
+        async with opened(wait, time_limit_s=60.0, num_threads=2) as call:
+            held = asyncio.gather(*(call(number=number) for number in range(2)))
+            await until(lambda: len(began) == 2)
+            clock.pass_(61.0)
+            assert [one.status for one in await held] == ["timeout", "timeout"]
             with pytest.raises(ToolError, match="2 calls that ran out of time") as raised:
                 await call(number=2)
             assert raised.value.retryable

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from pydantic import ValidationError
+from support.servers.own_clock import ForwardClock
 from support.servers.ports import free_port
 from support.servers.scripted_search import Pauses
 
@@ -35,6 +37,7 @@ class Endpoint:
         self.script = list(script)
         self.asked: list[tuple[str, str, bytes, Mapping[str, str]]] = []
         self.freed = asyncio.Event()
+        self.on_hang: Callable[[], None] = lambda: None
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append((request.method, request.url.raw_query_string, await request.read(), request.headers))
@@ -44,6 +47,7 @@ class Endpoint:
             request.transport.abort()
             return web.Response()
         if isinstance(answer, str):
+            self.on_hang()
             await self.freed.wait()
             return web.Response()
         return answer
@@ -73,6 +77,7 @@ def call(
 ) -> Called:
     async def run() -> Called:
         endpoint = Endpoint(*script)
+        endpoint.on_hang = partial(ForwardClock(patch).pass_, 3600.0)
         app = web.Application()
         app.router.add_route("*", "/x", endpoint.answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -102,7 +107,8 @@ def call(
             endpoint.freed.set()
             await runner.cleanup()
 
-    return asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch:
+        return asyncio.run(run())
 
 
 def replies(status: int = 200, body: str | bytes = "fine", **more: Any) -> Callable[[], Reply]:
@@ -141,10 +147,10 @@ def test_client_errors_are_the_agents(status: int) -> None:
     ids=["429", "500", "503", "408", "reset", "frozen"],
 )
 def test_failures_of_the_server_are_retried_and_then_pending(failure: Callable[[], Reply]) -> None:
-    called = call(failure, failure, replies(), timeout_s=0.2)
+    called = call(failure, failure, replies())
     assert called.outcome.text == "fine" and len(called.endpoint.asked) == 3 and len(called.pauses.seconds) == 2
     with pytest.raises(ToolError, match=r"look-up, http://127.0.0.1:\d+/x: .*; retries: 1") as raised:
-        call(failure, timeout_s=0.05, retry_limit=1, query="?secret=1")
+        call(failure, retry_limit=1, query="?secret=1")
     assert raised.value.retryable and "secret" not in str(raised.value)
 
 

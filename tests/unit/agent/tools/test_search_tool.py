@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from support.servers.own_clock import ForwardClock
 
 from treadle.agent.tools.search import EMPTY_QUERY, NO_HIT, SearchTool, SearchToolSettings
 from treadle.core.config import semantic_dump, validate
@@ -72,11 +73,13 @@ class Stuck:
 
     def __init__(self) -> None:
         self.release = threading.Event()
+        self.hangs = asyncio.Event()
 
     async def open(self) -> None: ...
 
     async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Hit]:
         if query == "hang":
+            self.hangs.set()
             async with asyncio.timeout_at(deadline):
                 await asyncio.to_thread(self.release.wait)
         return [Hit("1", "T", query, 1.0)]
@@ -86,11 +89,14 @@ class Stuck:
 
 
 @pytest.mark.covers("flywheel-7")
-async def test_hanging_search_times_out_and_blocks_no_other() -> None:
-    async with SearchTool(SearchToolSettings(timeout_s=0.05), Stuck()) as tool:
+async def test_hanging_search_times_out_and_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck()
+    async with SearchTool(SearchToolSettings(timeout_s=60.0), stuck) as tool:
         hanging = asyncio.create_task(tool.call("hang", deadline=FAR))
+        await stuck.hangs.wait()
         quick = [await tool.call(f"q{number}", deadline=FAR) for number in range(20)]
         assert not hanging.done()
+        ForwardClock(monkeypatch).pass_(61.0)
         outcome = await hanging
     assert [answer.text for answer in quick] == [f"T\nq{number}" for number in range(20)]
     assert (outcome.status, outcome.text) == ("timeout", "The search took too long and was stopped.")

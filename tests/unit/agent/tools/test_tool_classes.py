@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 from pydantic import ValidationError
+from support.servers.own_clock import ForwardClock, until
 
 from treadle.agent.contract import (
     Call,
@@ -237,13 +238,19 @@ def release() -> Iterator[threading.Event]:
     Stuck.release.set()
 
 
-def test_no_call_runs_while_one_past_its_time_does(release: threading.Event) -> None:
+def test_no_call_runs_while_one_past_its_time_does(release: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        async with episode(Stuck, time_limit_s=0.02) as tools:
-            found = await asyncio.gather(call(tools, "wait", name="a"), call(tools, "wait", name="b"))
+        clock = ForwardClock(monkeypatch)
+        async with episode(Stuck, time_limit_s=60.0) as tools:
+            calls = asyncio.gather(call(tools, "wait", name="a"), call(tools, "wait", name="b"))
+            await until(lambda: Stuck.began != [])
+            await clock.pass_until_done(calls)
+            found = await calls
             assert [one.status for one in found] == ["timeout", "timeout"] and Stuck.began == ["a"]
-            with pytest.raises(ToolError, match=r"Stuck.outcome did not return in time_limit_s = 0.02 s"):
-                await tools.outcome()
+            outcome = asyncio.ensure_future(tools.outcome())
+            await clock.pass_until_done(outcome)
+            with pytest.raises(ToolError, match=r"Stuck.outcome did not return in time_limit_s = 60 s"):
+                await outcome
 
     asyncio.run(run())
 

@@ -194,7 +194,7 @@ from treadle.core.companions.settings import CompanionSettings
 class Killed:
     @staticmethod
     def of(pid):
-        while not pathlib.Path({str(pid)!r}).exists():
+        while not ((file := pathlib.Path({str(pid)!r})).exists() and file.read_text()):
             time.sleep(0.01)
         os._exit(9)
 kept.ProcessIdentity = Killed

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 from support.runs.processes import until
+from support.servers.own_clock import HourlyClock
 from support.servers.ports import free_port
 
 from treadle.core.companions.readiness import LogText
 from treadle.core.companions.running import running_companions
 from treadle.core.companions.settings import CompanionSettings
+from treadle.core.engines import process
 from treadle.core.errors import ConfigError, EngineError
 
 SERVER = """
@@ -211,14 +213,16 @@ def test_program_that_cannot_be_started_is_named(command: list[str]) -> None:
         pytest.fail("the block must not begin")
 
 
-def test_companion_that_is_never_ready_is_stopped(tmp_path: Path) -> None:
-    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+def test_companion_that_is_never_ready_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "pid"
+    monkeypatch.setattr(process, "SteadyClock", HourlyClock(lambda: pid.exists() and pid.read_text() != ""))
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     with (
-        pytest.raises(EngineError, match="not ready within 2 s .*did not print ready_text"),
-        running_companions([program(code, start_timeout_s=2)], print),
+        pytest.raises(EngineError, match="not ready within 1000 s .*did not print ready_text"),
+        running_companions([program(code, start_timeout_s=1000)], print),
     ):
         pytest.fail("the block must not begin")
-    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert not is_alive(int(pid.read_text()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

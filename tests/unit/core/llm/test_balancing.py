@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.rollouts.model_pool import ask, settings, until
+from support.rollouts.model_pool import ask, settings
+from support.servers.own_clock import until
 from support.servers.scripted_server import Item, RecordedRequest, ScriptedServer
 from support.training.scripted_groups import ALONE, ANSWER, SEARCH, StubTool, make_rollouts
 
@@ -110,7 +111,7 @@ async def test_session_that_began_during_an_outage_stays_where_it_is_afterwards(
     async with (
         ScriptedServer(script) as first,
         ScriptedServer(script) as second,
-        ModelPool("policy", settings(first, second)) as pool,
+        ModelPool("policy", settings(first, second, hedge_floor_s=None)) as pool,
     ):
         await second.stop_listening()
         sessions = [f"question {number}" for number in range(20)]
@@ -140,7 +141,7 @@ async def test_rollouts_of_one_question_are_spread_over_the_servers(tmp_path: Pa
     async with (
         replica("one") as one,
         replica("two") as two,
-        ModelPool("policy", settings(one, two, token_ids="required")) as pool,
+        ModelPool("policy", settings(one, two, token_ids="required", hedge_floor_s=None)) as pool,
     ):
         rollouts = make_rollouts(pool, codec, branching=ALONE)
         (group,) = await roll_out_groups(rollouts, [GroupJob("g", Task("k", "Where?"), 8, 1)])

@@ -8,7 +8,8 @@ from collections import deque
 from typing import Any
 
 import pytest
-from support.rollouts.model_pool import SAMPLING, ask, ask_sessions, endless, request, settings, until
+from support.rollouts.model_pool import SAMPLING, ask, ask_sessions, endless, request, settings
+from support.servers.own_clock import until
 from support.servers.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
 
 from treadle.core.errors import EndpointUnavailable
@@ -128,7 +129,7 @@ async def test_sessions_stay_on_their_endpoint_move_during_an_outage_and_return(
         ScriptedServer(endless) as first,
         ScriptedServer(endless) as second,
         ScriptedServer(endless) as third,
-        ModelPool("policy", settings(first, second, third)) as pool,
+        ModelPool("policy", settings(first, second, third, hedge_floor_s=None)) as pool,
     ):
         home = await ask_sessions(pool, sessions)
         assert all(len(urls) == 1 for urls in home.values())
@@ -180,7 +181,8 @@ async def test_requests_in_flight_respect_the_cap_and_cancelled_ones_free_their_
         await gate.wait()
         return "ok"
 
-    async with ScriptedServer(script) as server, ModelPool("policy", settings(server, max_in_flight=4)) as pool:
+    few = {"max_in_flight": 4, "hedge_floor_s": None}
+    async with ScriptedServer(script) as server, ModelPool("policy", settings(server, **few)) as pool:
         tasks = [asyncio.create_task(ask(pool, session=str(number))) for number in range(30)]
         await until(lambda: server.in_flight == 4)
         for task in tasks[2:10]:
@@ -247,7 +249,7 @@ async def test_requests_without_a_session_go_to_the_least_loaded() -> None:
     async with (
         ScriptedServer(script) as first,
         ScriptedServer(script) as second,
-        ModelPool("summarizer", settings(first, second)) as pool,
+        ModelPool("summarizer", settings(first, second, hedge_floor_s=None)) as pool,
     ):
         tasks = [asyncio.create_task(ask(pool, session="")) for _ in range(10)]
         await until(lambda: first.in_flight + second.in_flight == 10)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from support.rollouts.model_pool import ask, ask_sessions, endless, recorder, settings
+from support.servers.own_clock import ForwardClock, until
 from support.servers.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
@@ -20,7 +21,7 @@ async def test_failing_endpoint_loses_the_request_after_two_attempts() -> None:
     async with (
         ScriptedServer(broken) as bad,
         ScriptedServer(endless) as good,
-        ModelPool("policy", settings(bad, good, probe_base_s=60.0)) as pool,
+        ModelPool("policy", settings(bad, good, probe_base_s=60.0, hedge_floor_s=None)) as pool,
     ):
         number = 0
         while not bad.requests:  # until a session has its home on the broken one
@@ -81,7 +82,7 @@ async def test_rate_limited_endpoint_is_avoided_while_another_is_free() -> None:
     async with (
         ScriptedServer(limited) as busy,
         ScriptedServer(endless) as free,
-        ModelPool("policy", settings(busy, free), sleep=sleep) as pool,
+        ModelPool("policy", settings(busy, free, hedge_floor_s=None), sleep=sleep) as pool,
     ):
         first = await ask_sessions(pool, sessions)
         asked_busy = len(busy.requests)
@@ -151,42 +152,54 @@ async def test_endless_malformed_answers_are_a_model_error_and_failures_stay_pen
 
 
 async def test_hanging_server_is_bounded_by_the_deadline() -> None:
-    async with ScriptedServer([Fault("hang")]) as server, ModelPool("policy", settings(server)) as pool:
+    async with (
+        ScriptedServer([Fault("hang")]) as server,
+        ModelPool("policy", settings(server, probe_base_s=60.0)) as pool,
+    ):
         with pytest.raises(DeadlineExceeded, match=server.url):
             await ask(pool, within_s=0.1)
         assert pool.stats.in_flight == 0
 
 
 @pytest.mark.parametrize("fault", [Fault.status(429), Fault.status(500), Fault("malformed"), Fault("reset")])
-async def test_deadline_at_a_live_server_is_a_timeout_after_a_failed_attempt(fault: Fault) -> None:
+async def test_deadline_at_a_live_server_is_a_timeout_after_a_failed_attempt(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, sleep = recorder()
     async with (
         ScriptedServer([fault, Fault("hang")]) as server,
-        ModelPool("policy", settings(server), sleep=sleep) as pool,
+        ModelPool("policy", settings(server, probe_base_s=60.0), sleep=sleep) as pool,
     ):
+        asking = asyncio.create_task(ask(pool, within_s=30))
+        await until(lambda: len(server.requests) == 2)
+        ForwardClock(monkeypatch).pass_(31)
         with pytest.raises(DeadlineExceeded, match=server.url):
-            await ask(pool, within_s=0.5)
+            await asking
         assert len(server.requests) == 2
 
 
-async def test_waiting_for_a_slot_does_not_count_as_request_time() -> None:
+async def test_waiting_for_a_slot_does_not_count_as_request_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         ScriptedServer([Fault("hang"), "ok"]) as server,
-        ModelPool("policy", settings(server, max_in_flight=1)) as pool,
+        ModelPool("policy", settings(server, max_in_flight=1, probe_base_s=60.0)) as pool,
     ):
-        first, second = await asyncio.gather(
-            ask(pool, within_s=1.0), ask(pool, within_s=0.8), return_exceptions=True
-        )  # fmt: skip
+        asking = asyncio.gather(ask(pool, within_s=30), ask(pool, within_s=20), return_exceptions=True)
+        await until(lambda: len(server.requests) == 1)
+        ForwardClock(monkeypatch).pass_(31)
+        first, second = await asking
     assert isinstance(first, DeadlineExceeded)
     assert isinstance(second, Completion) and second.text == "ok"
 
 
-async def test_hanging_request_is_retried_after_the_request_timeout() -> None:
+async def test_hanging_request_is_retried_after_the_request_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         ScriptedServer([Fault("hang"), "ok"]) as server,
-        ModelPool("policy", settings(server, request_timeout_s=1.0)) as pool,
+        ModelPool("policy", settings(server, request_timeout_s=30.0, probe_base_s=60.0)) as pool,
     ):
-        completion = await ask(pool)
+        asking = asyncio.create_task(ask(pool, within_s=600))
+        await until(lambda: len(server.requests) == 1)
+        ForwardClock(monkeypatch).pass_(31)
+        completion = await asking
     assert completion.text == "ok" and pool.stats.retries == {"timeout": 1}
 
 

@@ -21,6 +21,8 @@ from treadle.agent.judges.views import trajectory_view
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.demo.tutor import server as tutor_server
+from treadle.demo.tutor.faults import RateLimit
 from treadle.demo.tutor.server import TutorServer
 from treadle.demo.tutor.settings import MODEL, MODELS, ErrorRates, TutorSettings, parse_faults, parse_rates
 from treadle.demo.world_files import write_world
@@ -322,7 +324,8 @@ async def test_hang_fault_never_answers() -> None:
             await task
 
 
-async def test_above_the_rate_limit_returns_429_with_retry_after() -> None:
+async def test_above_the_rate_limit_returns_429_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tutor_server, "RateLimit", lambda per_s, clock: RateLimit(per_s, lambda: 0.0))
     async with TutorServer(TutorSettings(rate_limit_per_s=2)) as server, aiohttp.ClientSession() as session:
         statuses = []
         for seed in range(5):
