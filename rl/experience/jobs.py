@@ -86,7 +86,7 @@ class BatchJobs:
                 yield BatchJob(key, question_key, batch)
 
     def _is_used(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a rollout is summarised: its task is in the split `train`, and it has a score and did not fail."""
+        """Return whether a rollout is summarised: its task is in the split `train`, it has a score and did not fail."""
         reason = ""
         if self._splits.get(row["question_key"]) != "train":
             reason = "held_out"
