@@ -305,7 +305,7 @@ def _is_close(left: sympy.Expr, right: sympy.Expr, tolerance: sympy.Float) -> bo
 
 
 def _vanishes(difference: sympy.Expr, at: Point, digits: int) -> bool:
-    """Return whether a difference is zero when it is evaluated to this many digits."""
+    """Return whether a difference is zero, as far as its evaluation to at most this many digits shows."""
     try:
         value = difference.evalf(15, subs=at or None, maxn=digits, strict=True)
     except PrecisionExhausted:
