@@ -203,7 +203,7 @@ class _Growth:
         return facts | {"opening": f"begins the open turn with {now}, but earlier turns with {later}"}
 
     def _last_turn(self, before: str) -> dict[str, str]:
-        """Return `last_turn` if a finished conversation has another text before its last turn; else nothing."""
+        """Return `last_turn` if the text before the first turn changes when that turn ends a finished conversation."""
         turn = self._turns[0]
         finished = [*self._beginning, {"role": "assistant", "content": turn}]
         last = self._tokenizer.render(finished, open_turn=False).partition(turn)[0]

@@ -100,7 +100,7 @@ DEMO_STEPS = {
 }
 _OTHER = DemoStep("", 1)
 _PRIOR_S = 60.0
-"""Weight of the usual times: the machine's speed is estimated as if this many seconds of steps had taken as usual."""
+"""Weight of the usual times: the machine's speed is estimated as if it had also worked this long at usual speed."""
 
 
 class DemoSteps:

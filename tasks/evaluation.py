@@ -254,7 +254,7 @@ def _model_keys(options: EvalOptions) -> dict[str, Any]:
 
 
 def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions) -> None:
-    """Put the benchmark sources into `tree`, replacing sources from the configuration files."""
+    """Put the benchmark sources into `tree` in place of the files' sources; without benchmarks, adapt the latter."""
     questions = tree.setdefault("questions", {})
     if options.benchmarks:
         most = options.max_questions or MAX_QUESTIONS

@@ -305,7 +305,7 @@ def _is_close(left: sympy.Expr, right: sympy.Expr, tolerance: sympy.Float) -> bo
 
 
 def _vanishes(difference: sympy.Expr, at: Point, digits: int) -> bool:
-    """Return whether a difference is zero when it is evaluated to this many digits."""
+    """Return whether a difference is zero, as far as its evaluation to at most this many digits shows."""
     try:
         value = difference.evalf(15, subs=at or None, maxn=digits, strict=True)
     except PrecisionExhausted:
@@ -414,7 +414,8 @@ def _same_relation(left: Relational, right: Relational, chance: random.Random) -
 def _fixed_ratio(left: sympy.Expr, right: sympy.Expr, chance: random.Random) -> int | None:
     """Return the sign of the ratio of two expressions if the ratio is constant; 0 if it is so only approximately.
 
-    Returns None if the ratio is not constant; the equations may have the same solutions nevertheless.
+    Returns None if the ratio is not constant or could not be determined; the equations may still have the same
+    solutions.
 
     The ratio at one point is compared with that at others crosswise: `l(p) r(q) = l(q) r(p)`.
     """

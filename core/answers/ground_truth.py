@@ -36,7 +36,7 @@ class GroundTruth:
 
     @property
     def question_id(self) -> str:
-        """Id of tests that are stored outside the row; empty if the tests have none."""
+        """Id of tests that are stored outside the row; empty without one."""
         return str((self.tests or {}).get(_ID) or "")
 
 

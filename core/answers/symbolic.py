@@ -84,8 +84,9 @@ class SymbolicChecker:
     def _check(self, prediction: str, gold: str) -> SymbolicVerdict:
         """Compare two expressions, in a fresh worker if the first one fails because of earlier requests.
 
-        A crash or lack of memory is repeated in a fresh worker unless it was the worker's first request. A kill from
-        outside is always repeated; three kills raise EngineError. Running out of CPU time is never repeated.
+        After a crash or lack of memory, the comparison is repeated in a fresh worker unless it was the worker's first
+        request; after a kill from outside, it is always repeated, but three kills raise EngineError. It is not repeated
+        if it ran out of CPU time.
         """
         num_kills, needs_fresh = 0, False
         while num_kills < 3:

@@ -132,7 +132,10 @@ def _guard(settings: VllmServer) -> type[OriginGuard]:
 
 
 def _number_type(settings: VllmServer, model: str, variant: str) -> str:
-    """Return the `--dtype` of vLLM. On a CPU, fp32 models stay fp32: 16 bits would round away most of short RL."""
+    """Return vLLM's `--dtype`. On a CPU, fp32 models stay fp32: 16 bits would round away most of a short RL training.
+
+    A configured `dtype` other than `auto` is used unchanged.
+    """
     if settings.dtype != "auto" or variant != "cpu":
         return settings.dtype
     try:

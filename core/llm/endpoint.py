@@ -201,9 +201,9 @@ class Homes:
         self._homes: OrderedDict[str, list[Endpoint]] = OrderedDict()
 
     def of(self, session: str, ready: Sequence[Endpoint]) -> Endpoint:
-        """Return the first of the `ready` endpoints that is a home of the session.
+        """Return the session's first home among the `ready` endpoints.
 
-        If the session has no home among them, the endpoint with the fewest requests becomes one. An empty session has
+        If the session has no home among these, the endpoint with the fewest requests becomes one. An empty session has
         no home.
         """
         if not session:

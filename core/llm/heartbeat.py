@@ -26,7 +26,8 @@ TIMES_LATENCY = 4.0
 _MIN_SILENCE_S = 0.5
 _MAX_SILENCE_S = 60.0
 _PROBE_S = 5.0
-"""Timeout of a probe in seconds, if `silence_limit_s` is not longer; it doubles with each unanswered probe."""
+"""Timeout of a probe in seconds, or `silence_limit_s` if that is longer; it doubles with each unanswered probe, up to
+`_MAX_SILENCE_S`."""
 _LOOK_S = 0.5
 _MIN_PAUSE_S = 0.05
 _NUM_LATENCIES = 8

@@ -100,7 +100,7 @@ class Hedges:
             # Before enough answers have shown how long they take, the silence of its server alone makes a call late.
             is_stuck = self.threshold_s == _UNKNOWN_S and endpoint.heartbeat.silent_since is not None
             if endpoint.is_unresponsive or is_stuck or self.is_late(call):
-                # A silent endpoint delays all its requests at once, so hedges of these do not count towards the limit.
+                # A silent endpoint may lose all its requests at once, so hedges of these do not use up the budget.
                 late.append((call, endpoint, not endpoint.usable or endpoint.heartbeat.recovered_at > call.sent_at))
         return late
 

@@ -20,7 +20,7 @@ INSTRUCTIONS = (
 )
 """Short, since on two cores every token of the prompt costs training time in each row."""
 HELPERS = ("explorer", "solver", "lesson_writer", "lesson_checker")
-"""Models that a companion serves instead of the run, because training also calls them, to label steps."""
+"""Models that a companion serves instead of the run, because training needs that companion too, to label steps."""
 KINDS = ("pay_cheapest", "cover", "cancel_small")
 """Kinds of tasks that a model of 135 million weights can learn; it does not learn to add up amounts."""
 _HOST = "127.0.0.1"

@@ -93,9 +93,9 @@ def action_space(
 ) -> ActionSpace:
     """Choose trajectories of models on the same questions, and place them.
 
-    Questions that most models were asked come first, then those with the most trajectories. At most `MAX_POINTS`
-    trajectories are placed. Failed rollouts, and rollouts in which the model wrote nothing, are left out. Raises
-    ConfigError for wrong bounds, unknown models or without scikit-learn, DataError if there are too few trajectories.
+    Questions that the most models were asked are chosen first; among these, those with the most trajectories. At most
+    `MAX_POINTS` trajectories are placed. Failed rollouts, and rollouts in which the model wrote nothing, are left out.
+    Raises ConfigError for wrong bounds, unknown models or without scikit-learn, DataError for too few trajectories.
     """
     version = require_scikit_learn()
     most = MAX_POINTS // MAX_DRAWN
@@ -165,7 +165,7 @@ def _drawn_models(known: Sequence[str], wanted: Sequence[str] | None) -> list[st
 def _chosen(
     rows: Sequence[dict[str, Any]], num_questions: int, per_question: int, models: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return at most `per_question` rows of each model on the chosen questions, sorted by model."""
+    """Return at most `per_question` rows of each model on the chosen questions, by model, question and sample."""
     by_question: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
         by_question.setdefault(row["question_key"], {}).setdefault(row["model"], []).append(row)

@@ -155,7 +155,7 @@ class FollowingRows:
         """Return the rows of the next rollouts by their keys; raise DataError for rows in another order."""
         wanted = set(keys)
         found = {key: self._waiting.pop(key) for key in wanted & self._waiting.keys()}
-        # A row that is still held belongs to a later rollout, so the requested rollouts without a row have none.
+        # A row that is still held belongs to a later rollout, so no further rows of the requested rollouts follow.
         while len(found) < len(wanted) and not self._waiting and (batch := next(self._batches, None)) is not None:
             self._read(batch, wanted, found)
         self._without |= wanted - found.keys()

@@ -35,7 +35,7 @@ class FileRows:
 
 
 def rows_of_sources(instances: Sequence[Instance]) -> dict[str, FileRows]:
-    """Return the rows of each source of `questions` that is a file, by its path; unreadable files are left out.
+    """Return the row count of each source of `questions` that is a file, by its path; unreadable files are left out.
 
     An error of a file is not raised, because the stage reports it with all its sources.
     """
@@ -48,7 +48,7 @@ def rows_of_sources(instances: Sequence[Instance]) -> dict[str, FileRows]:
 
 
 def rows_of(source: SourceSettings) -> FileRows | None:
-    """Return the rows of a source, at most its `limit`; None if the source is not a readable file."""
+    """Return the row count of a source, at most its `limit`; None if the source is not a readable file."""
     if source.path is None or not source.path.is_file():
         return None
     try:

@@ -150,7 +150,7 @@ class _Reasons:
     def _questions(self, record: StageRecord, columns: Sequence[str]) -> Mapping[str, str]:
         """Return the content digest by source file and row of the questions that the result was made from.
 
-        Empty if their tables no longer exist.
+        Empty if one of their tables cannot be read.
         """
         with suppress(ArtifactError):
             return {

@@ -81,7 +81,7 @@ class VerdictCounts:
 
     @property
     def num_by_environment(self) -> int:
-        """Number of rollouts that their environment decided; 0 if it did not decide the verdicts of these data sets."""
+        """Number of rollouts that their environment decided: if it decided any, all that have a verdict; else 0."""
         return self._num_decided if self.scorers[ENVIRONMENT] else 0
 
     @property

@@ -2,7 +2,7 @@
 
 Prefect does not mark a flow run Crashed if its process ends together with its worker, or if it was started from a
 command line: it stays Running forever, or Submitting if it had not started. The first automation detects missing
-heartbeats, the second detects flow runs that never start, the third sends a message about failed flow runs.
+heartbeats, the second detects flow runs that never start, the third sends a message about failed and crashed flow runs.
 """
 
 from __future__ import annotations

@@ -99,7 +99,10 @@ def deploy(folder: Path, pool: str = POOL) -> None:
 def _settings_of(
     item: FlowDeployment, schema: dict[str, Any], steps: list[dict[str, Any]], pool: str
 ) -> dict[str, Any]:
-    """Return the fields of a deployment that Treadle sets, by their names in Prefect's API; `parameters` is not one."""
+    """Return the fields of a deployment that Treadle keeps up to date, by their names in Prefect's API.
+
+    `parameters` is not one: it is only set when the deployment is created.
+    """
     return {
         "description": item.description,
         "entrypoint": item.entrypoint,
