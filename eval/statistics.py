@@ -105,7 +105,7 @@ def ratio_interval(
 
     total = math.fsum(denominator for _, denominator in questions)
     if total <= 0 or min(denominator for _, denominator in questions) < 0:
-        raise ValueError("a ratio needs denominators of at least 0, and one above 0")
+        raise ValueError("the denominators of a ratio must not be negative, and at least one must be above 0")
     ratio = math.fsum(numerator for numerator, _ in questions) / total
     questions = [question for question in questions if question[1]]
     above = np.array([numerator for numerator, _ in questions], dtype=np.float64)

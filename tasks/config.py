@@ -103,7 +103,8 @@ class TreadleConfig(FlowTables, RlTables, DataTables, MixedSettings, _Tables):
                 raise ValueError(f"environments.{name}: this name is reserved for [environment]; write it there")
             if not _ENVIRONMENT_NAME.fullmatch(name):
                 raise ValueError(
-                    f"environments.{name[:60]}: a name has 1 to 40 lower-case letters, digits, - and _, from a letter"
+                    f"environments.{name[:60]}: a name has 1 to 40 lower-case letters, digits, - and _, and starts "
+                    "with a letter"
                 )
         for number, source in enumerate(self.questions.sources):
             if source.environment not in (DEFAULT_ENVIRONMENT, *self.environments):

@@ -57,7 +57,7 @@ class CompanionSettings(Section):
     @classmethod
     def _check_name(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
-            raise ValueError("a name has 1 to 40 lower-case letters, digits, - and _, from a letter")
+            raise ValueError("a name has 1 to 40 lower-case letters, digits, - and _, and starts with a letter")
         return value
 
     @field_validator("ready_url")

@@ -247,7 +247,7 @@ def _domain(
         domain = settings.domain_of(dataset, source) if named is None else _DOMAIN.validate_python(named)
     except ValidationError:
         raise RowRejected(
-            "unknown_source", f"{str(named)[:40]!r} is not a domain: up to 40 of a-z, 0-9, - and _, from a letter"
+            "unknown_source", f"{str(named)[:40]!r} is not a domain: up to 40 of a-z, 0-9, - and _, a letter first"
         ) from None
     if domain is None and not settings.needs_answers_of(source):
         return TASK

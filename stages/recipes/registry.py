@@ -32,7 +32,9 @@ def _recipe(found: Any, place: str) -> type[Recipe]:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         if odd := [read for read in step.reads if read not in consumed]:
-            raise ConfigError(f"{where}: reads names {odd[0]!r}; its stages read {', '.join(sorted(consumed))}")
+            raise ConfigError(
+                f"{where}: reads has {odd[0]!r}, which its stages do not read; they read {', '.join(sorted(consumed))}"
+            )
     return recipe
 
 

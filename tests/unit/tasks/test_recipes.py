@@ -46,7 +46,7 @@ def config(folder: Path, steps: str) -> TreadleConfig:
         (f'({QUESTIONS}, Step(("rollouts",), each="modl"))', "each = 'modl' is not one of iteration, phase, model"),
         (
             f'({QUESTIONS}, {MODELS}, Step(("report",), reads={{"report.score": ("scores@agent",)}}))',
-            "reads names 'report.score'; its stages read report.questions, report.scores",
+            "reads has 'report.score', which its stages do not read; they read report.questions, report.scores",
         ),
         (f"({MODELS}, {QUESTIONS})", "mine.py:Mine runs 1/rollouts@agent before 1/questions, which it reads"),
         (f"({QUESTIONS}, {MODELS}, {MODELS})", "mine.py:Mine runs 1/rollouts@agent twice"),

@@ -95,7 +95,10 @@ def test_recipe_that_binds_an_input_which_the_stage_does_not_have_is_refused(fol
     code = (folder / "recipes.py").read_text()
     for read, said in (
         ("report.scores", ""),
-        ("report.score", "reads names 'report.score'; its stages read report.questions, report.scores"),
+        (
+            "report.score",
+            "reads has 'report.score', which its stages do not read; they read report.questions, report.scores",
+        ),
     ):
         head = f"from treadle.stages.recipes.base import Step\n\nREADS = {{'{read}': ('scores@base',)}}\n"
         (folder / "recipes.py").write_text(head + code)
