@@ -19,7 +19,7 @@ every_server = pytest.mark.parametrize("played", SERVERS, ids=lambda played: pla
 
 
 def client_of(server: ScriptedServer) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=server.url, api_key="EMPTY", max_retries=0)
+    return AsyncOpenAI(base_url=server.url, api_key="EMPTY", max_retries=0, timeout=60.0)
 
 
 @every_server

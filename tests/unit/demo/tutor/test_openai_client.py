@@ -19,7 +19,7 @@ MODEL = MODELS[0]
 async def client() -> AsyncIterator[AsyncOpenAI]:
     async with (
         TutorServer(TutorSettings()) as tutor,
-        AsyncOpenAI(base_url=tutor.url, api_key="EMPTY", max_retries=0) as client,
+        AsyncOpenAI(base_url=tutor.url, api_key="EMPTY", max_retries=0, timeout=60.0) as client,
     ):
         yield client
 
