@@ -117,10 +117,13 @@ def test_equal_rollouts_are_labelled_once_and_other_outcomes_or_tasks_are_other_
 
 def test_at_most_so_many_requests_are_sent_at_once() -> None:
     running: list[int] = [0, 0]
+    pair = asyncio.Barrier(2)
 
     async def script(recorded: RecordedRequest) -> str:
         running[0] += 1
         running[1] = max(running)
+        async with asyncio.timeout(60):
+            await pair.wait()
         for _ in range(20):
             await asyncio.sleep(0)
         running[0] -= 1
