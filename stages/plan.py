@@ -56,9 +56,10 @@ class Plan(Protocol):
         ...
 
     def scorers(self) -> Mapping[str, Scorer]:
-        """Return the scorers of users that sources and benchmarks of questions name, by name: entries and entry points.
+        """Return the scorers that sources and benchmarks of questions name, by name.
 
-        Raises ConfigError, which lists the known names, for an unknown name.
+        Shipped scorers that read only the answer or the outcome of a rollout are left out. Raises ConfigError, which
+        lists the known names, for an unknown name.
         """
         ...
 

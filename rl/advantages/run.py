@@ -111,7 +111,10 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         self._context.progress.advance(1)
 
     def _leave_out(self, job: ScoredTurn, error: WindowTooSmall) -> None:
-        """Finish a job without advantages: to score only the candidates that fit would compare only short ones."""
+        """Finish a job without advantages, because a candidate does not fit into a model's context window.
+
+        Scoring only the candidates that fit would compare only short ones.
+        """
         left_out = {"left_out": error.reason, "why": str(error), "prompt_tokens": self._tokens_of_units(job.key)}
         self._journal.finish(job.key, orjson.dumps(left_out))
         self._context.progress.advance(1)

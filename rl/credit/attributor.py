@@ -84,7 +84,10 @@ class Attributor:
     """Model that labels steps. `labels` may be called by several threads."""
 
     def __init__(self, asker: ModelAsker[str], model: str, limits: AskingLimits) -> None:
-        """Use an open asker. `model` names the model that it asks; labels stored from another model are not used."""
+        """Send requests through `asker`, which must be open.
+
+        `model` names the model that answers them; stored labels of another model are not used.
+        """
         self._asker = asker
         self._model = model
         self._limits = limits

@@ -82,8 +82,8 @@ class DpoSettings(Section):
     options: DpoOptions = DpoOptions()
     """Model and hyperparameters, with the aggregate filled in."""
     is_critic: bool = False
-    """Whether it trains the critic, which alone may see hidden information."""
+    """Whether the instance trains the critic; a policy must not see hidden information."""
     model_digest: str = ""
     """Digest of the files of the base model; empty for a hub id."""
     seed: int = 0
-    """Seed of the run; determines the order of the pairs, which are held out, and the initial adapters."""
+    """Seed of the run; determines the order of the pairs, the choice of pairs to hold out, and the initial adapters."""

@@ -126,7 +126,8 @@ def train_on_pairs(
 ) -> PairTraining:
     """Train on the stored pairs according to the plan, or resume an interrupted training.
 
-    `prompt` is continued greedily by the model, before and after it is written. Raises the errors of `TrainingRun.run`.
+    `prompt` is continued greedily twice, to be compared: by the model at the end of training, and by the written model.
+    Raises the errors of `TrainingRun.run`.
     """
     run = _PairRun(
         engine=engine,

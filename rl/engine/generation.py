@@ -40,7 +40,8 @@ class TokenSampler:
     Attributes:
         ids: Sampled token ids.
         logprobs: Log-probability of each id at the request's temperature, before `top_p`, `top_k` or `min_p` apply.
-        entropies: Entropy in nats of at least the first positions, if requested.
+        entropies: Entropy in nats at each position, for at least the first `ENTROPY_WINDOW` ones; empty if not
+            requested.
     """
 
     def __init__(self, sampling: Sampling, seed: int) -> None:

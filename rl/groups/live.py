@@ -55,7 +55,7 @@ class RolloutCounts:
         return self.finished + self.failed + self.cancelled
 
     def ended(self) -> RolloutCounts:
-        """Return the numbers after the end of a group, with rollouts that were queued or running as failed."""
+        """Return the numbers at the end of a group, in which rollouts that are still queued or running are failed."""
         return replace(self, queued=0, running=0, failed=self.failed + self.num_open)
 
 

@@ -33,7 +33,7 @@ class Guide:
     Attributes:
         forcing: Critic and reference model, which score the tokens of candidates.
         num_candidates: Candidates per turn.
-        is_mean: Whether advantages are per token.
+        is_mean: Whether an advantage is divided by the candidate's number of tokens.
         is_conditioned: Whether the reference sees the hidden information that the critic sees.
     """
 

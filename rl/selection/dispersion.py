@@ -50,7 +50,7 @@ class DispersionSums:
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
-        """Sum correctness from `low` to `high`, in millionths of that range."""
+        """Prepare sums of correctness values between `low` and `high`, in millionths of this range."""
         self._low, self._span = low, high - low
         self._rollouts, self._usable = _zeros(), _zeros()
         self._calls, self._calls_squared = _zeros(), _zeros()
@@ -135,7 +135,7 @@ def is_mixed(lowest: np.ndarray, highest: np.ndarray, domains: np.ndarray, mixed
     """Return whether each question has both right and wrong rollouts (bool array).
 
     A rollout of qa is right if its F1 is at least `mixed_f1`, one of math or choice if its correctness is 1. In other
-    domains a question is mixed if the numbers of its rollouts differ.
+    domains a question is mixed if its rollouts differ in correctness.
     """
     graded = (highest >= mixed_f1) & (lowest < mixed_f1)
     plain = (highest >= 1.0) & (lowest <= 0.0)

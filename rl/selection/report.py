@@ -35,7 +35,7 @@ _SIZES = ((1, 2.5), (2, 4.0), (8, 6.0))
 """Pairs of a minimum number of questions on a point and the size of its marker."""
 _LINES_SHOWN = 5
 _PARTS_DRAWN = 3
-"""Maximum number of parts of a method with a histogram."""
+"""Maximum number of histograms, each of one of the numbers that the method gives every question (its parts)."""
 _GREY = "#c8c8c8"
 
 

@@ -125,7 +125,10 @@ class _Passes:
     """Rows of the current pass that have not been taken."""
 
     def take(self, count: int) -> list[int]:
-        """Return the next rows; if a new pass begins in this step, rows that the step already has come later in it."""
+        """Return the next rows of a step.
+
+        If the current pass has too few rows, a new pass begins, in which rows that the step already has come later.
+        """
         taken, self.left = self.left[:count], self.left[count:]
         if len(taken) < count:
             order = list(self.rows)
