@@ -171,8 +171,8 @@ class RlOptions(TrainingOptions):
     max_response_tokens: int = Field(default=1024, ge=1)
     """Maximum length in tokens of a trajectory after the prompt, tool results included."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Maximum number of new tokens per turn, at most `max_response_tokens`; None means what is left of the
-    trajectory."""
+    """Maximum number of new tokens per turn, at most `max_response_tokens`. None: a turn may use all tokens that the
+    trajectory has left."""
 
     reward: AnyReward = EfficiencyReward()
     """Rule that rewards the rollouts of a group."""
@@ -387,7 +387,7 @@ class RlSettings(MixedSettings):
     """All settings that an instance of the stage `rl` reads."""
 
     options: RlOptions = Field(default_factory=RlOptions)
-    """Options of this phase; the reward's values of the curriculum are filled in."""
+    """Options of this phase, in which sigmas that the reward leaves out are filled in from the curriculum."""
     phase: int = Field(default=1, ge=1)
     """Number of the phase, from 1."""
     phases: Operational[int] = Field(default=1, ge=1)

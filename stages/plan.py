@@ -81,7 +81,7 @@ class Plan(Protocol):
         ...
 
     def section(self, name: str, kind: type[T_Section]) -> T_Section:
-        """Return a table of the configuration; raise TypeError if it is of another kind."""
+        """Return a table of the configuration; raise TypeError if it is no instance of the class `kind`."""
         ...
 
     def options(self, address: Address, kind: type[T_Section]) -> T_Section:

@@ -219,5 +219,5 @@ def _prompt_of(row: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _text_of(row: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return prompt, ids and mask of a candidate; candidates in which all are equal have the same score."""
+    """Return prompt, ids and mask of a candidate; candidates with the same result are scored once."""
     return _prompt_of(row), tuple(row["ids"]), tuple(row["mask"])

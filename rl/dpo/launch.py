@@ -46,7 +46,7 @@ class PairStep:
     margin: float | None
     """Mean difference of scores, chosen minus rejected."""
     num_pairs: int | None
-    """Number of pairs in these means."""
+    """Number of pairs over which accuracy and margin are averaged: those since the previous logged step."""
     learning_rate: float
     grad_norm: float | None
     """Norm of the gradient before clipping."""

@@ -224,7 +224,7 @@ class PolicyGenerator:
 
 
 class _StopEnds:
-    """Detector of completed stop strings; it decodes the tail only if the newest token can complete one."""
+    """Detector of completed stop strings; it decodes the last tokens only if the newest one can complete a string."""
 
     def __init__(self, codec: ChatTokenizer, stops: Sequence[str]) -> None:
         self._codec = codec

@@ -13,7 +13,7 @@ from treadle.core.llm.config import Sampling
 from treadle.retriever.config import EncoderSettings
 
 PLACEHOLDER = "{experience}"
-"""What a template has in place of the retrieved text."""
+"""Text in a template that is replaced by the retrieved records."""
 TEMPLATE = f"Experience from other tasks; use what fits:\n<experience>\n{PLACEHOLDER}\n</experience>"
 WORKSPACE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 """Pattern of the names of workspaces."""

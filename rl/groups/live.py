@@ -23,7 +23,7 @@ from treadle.core.untrusted.concealment import exits_as_errors
 _log = logging.getLogger(__name__)
 
 LIVE = "live"
-"""Name of the folder of these files in the folder of a training."""
+"""Name of the folder, inside the folder of a training, with the status files of its processes."""
 WRITE_INTERVAL_S = 5.0
 Servers = Sequence[tuple[str, EndpointState]]
 """State of each model server, with the name of its model."""

@@ -342,7 +342,7 @@ class _GroupRun:
         return replace(group, started=started, is_audit=self._is_audit)
 
     def _started(self, number: int, kept: Mapping[int, GroupTrajectory], race: Race) -> StartedRollout:
-        """Return the facts of one rollout of an over-sampled group."""
+        """Return the use, tokens, reward and order of finishing of one rollout of an over-sampled group."""
         use: RolloutUse = "unused" if number in race.in_time() else "audit"
         if number in self._lost or (number in kept and kept[number].lost_to):
             use = "lost"

@@ -160,7 +160,10 @@ class GuideTokens(NamedTuple):
 
 
 def guide_tokens(units: Mapping[str, bytes]) -> GuideTokens:
-    """Add up the tokens of a rollout's cached units (name -> content), without those of the chosen candidates."""
+    """Add up the tokens of a rollout's cached replies and choices, without those of the chosen candidates.
+
+    `units` maps the name of a cache entry to its content.
+    """
     chosen: set[str] = set()
     for name, value in units.items():
         if (choice := _CHOICE.fullmatch(name)) is not None:

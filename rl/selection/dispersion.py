@@ -30,9 +30,9 @@ class Dispersion(NamedTuple):
     num_rollouts: np.ndarray
     """Number of all rollouts, int64."""
     num_usable: np.ndarray
-    """Number of usable rollouts, int64; the statistics below cover these."""
+    """Number of usable rollouts, int64; mean, deviations, minimum and maximum cover only these."""
     mean: np.ndarray
-    """Mean correctness, float64; this and all statistics below are nan if no rollout is usable."""
+    """Mean correctness, float64; like deviations, minimum and maximum, it is nan if no rollout is usable."""
     score_tool: np.ndarray
     """S_tool: population standard deviation of the number of executed calls."""
     score_corr: np.ndarray

@@ -171,7 +171,7 @@ class RlEvents(EventLog[RlStep]):
         self.validations: dict[int, Validation] = {}
         """Validations by step."""
         self.saved: dict[int, str] = {}
-        """Step -> name of its state's folder."""
+        """Step -> name of the folder of the state that was saved after it."""
         self.live_greedy: dict[int, Greedy] = {}
         """Step -> greedy completion by the policy in training."""
 

@@ -101,7 +101,10 @@ def _sign(rest: Fraction, step: int) -> int:
 
 
 def _is_before(one: Fraction, other: Fraction, step: int) -> bool:
-    """Return whether the characteristic string of `one` is larger, from a step on; strings end at their first 0."""
+    """Return whether the PF algorithm's characteristic string of `one` is larger than that of `other`, from a step on.
+
+    Strings end at their first 0. Two that are equal for `_LOOKAHEAD` steps count as equal.
+    """
     if one == other:
         return False
     mine = theirs = 0
