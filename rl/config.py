@@ -130,11 +130,12 @@ class RlOptions(TrainingOptions):
     does not fill steps, ends with an error in both cases."""
 
     oversample: float | None = Field(default=None, gt=1.0)
-    """Rollouts that a group starts, as a multiple of `group_size` (m). It ends when `group_size` (n) rollouts have
-    finished and their rewards differ, or when n(1 + m)/2 have and all are equal. The others are cancelled, and those
-    with the most different rewards are kept. Long rollouts are then rarer in training than in sampling: see the lengths
-    and biases in the report. None starts `group_size` rollouts and cancels none. Needs an engine that can cancel
-    (`trl`) and a reward that does not compare rollouts (`outcome`, `em`, `judge`)."""
+    """Over-sampling: a group starts m times n rollouts, for this value m and `group_size` n. The group ends when n
+    rollouts have finished and their rewards differ, or when n(1 + m)/2 have finished, even with equal rewards. The
+    unfinished rollouts are then cancelled, and the n finished ones with the most different rewards are trained on. Long
+    rollouts are then rarer in training than in sampling: see the lengths and biases in the report. None starts n
+    rollouts and cancels none. Needs an engine that can cancel (`trl`) and a reward that does not compare rollouts
+    (`outcome`, `em`, `judge`)."""
     audit_share: float = Field(default=0.05, ge=0.0, le=1.0)
     """Share of the groups, by the seed, in which `oversample` cancels nothing, to estimate its bias."""
 

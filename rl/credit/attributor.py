@@ -200,7 +200,7 @@ def messages_of(case: LabelCase) -> list[dict[str, str]]:
 
 
 def shortened(text: str) -> str:
-    """Return a text, or both ends of one of more than `MAX_PART_CHARS` characters."""
+    """Return a text; if it has more than `MAX_PART_CHARS` characters, return only both of its ends."""
     half = MAX_PART_CHARS // 2
     return text if len(text) <= MAX_PART_CHARS else f"{text[: half - 1]}…{text[-half:]}"
 

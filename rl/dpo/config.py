@@ -65,7 +65,8 @@ class DpoOptions(TrainingOptions):
     """Any other keys of TRL's DPOConfig, which checks them before training starts."""
 
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
-    """Number of pairs that a device processes at once; by default as many as give 8,192 tokens with the longest."""
+    """Number of pairs that a device processes at once. By default as many as fit into 8,192 tokens if all sides are as
+    long as the longest, at least one, and a divisor of the device's share of the batch."""
     save_steps: Operational[int] = Field(default=50, ge=1)
     """Number of steps between saved states; an interrupted training resumes from the newest one."""
 

@@ -110,7 +110,7 @@ class PairTraining(TrainingResult[PairStep]):
     validations: tuple[PairValidation, ...]
     """Figures of the held-out pairs, in the order of their steps."""
     live_greedy: Greedy | None
-    """Greedy completion by the model in training, at its end."""
+    """Greedy completion by the model at the end of training."""
     revision: str
     """Commit of the base model on the model hub; empty for a folder."""
 

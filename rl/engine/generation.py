@@ -136,9 +136,9 @@ class PolicyGenerator:
         return sequences
 
     def _prefill(self, contexts: Sequence[list[int]], slots: Sequence[int]) -> torch.Tensor:
-        """Extend the slots to their contexts and return the logits after each context, (contexts, vocabulary).
+        """Run the model on the ids of each context whose keys and values are not in its slot yet, and store these.
 
-        Equal contexts go through the model once.
+        Equal contexts go through the model once. Returns the logits after each context, (contexts, vocabulary).
         """
         first: dict[tuple[int, ...], int] = {}
         leaders = [first.setdefault(tuple(context), index) for index, context in enumerate(contexts)]

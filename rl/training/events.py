@@ -24,7 +24,7 @@ class EnvironmentFigures:
     reward: float | None
     """Mean reward."""
     score: float | None
-    """Mean score of the verdicts."""
+    """Mean score that the verdicts give the rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class RlStep:
     reward_std: float | None
     """Mean over groups of the standard deviation of rewards within each group."""
     score: float | None
-    """Mean score of the verdicts."""
+    """Mean score that the verdicts give the rollouts."""
     answered: float | None
     """Share of rollouts that ended with an answer."""
     cut_off: float | None

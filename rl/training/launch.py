@@ -88,7 +88,7 @@ class Reinforcement(TrainingResult[RlStep]):
     chosen_step: int
     """Step whose state was exported as the model."""
     live_greedy: Greedy | None
-    """Greedy completion by the policy in training when the state was saved."""
+    """Greedy completion by the policy in training when it saved the state that was exported."""
 
     @property
     def chosen_validation(self) -> Validation | None:
