@@ -62,8 +62,8 @@ ET_AGENT_7B: dict[str, Any] = {
     "tensor_parallel": 1,
 }
 """Settings of ET-Agent (arXiv 2601.06860), from the paper and its published launch scripts. Lengths are counted in
-real tokens and the format check is strict, unlike in the scripts. The reward has its defaults, and sigmas of the
-curriculum's phases."""
+real tokens and the format check is strict, unlike in the scripts. The reward rule has its default settings, with the
+sigmas that the curriculum sets for each phase."""
 
 DEFAULT_ENGINE: Any = "trl"
 DEFAULT_CREDIT: Any = "outcome"
@@ -72,8 +72,8 @@ DEFAULT_CREDIT: Any = "outcome"
 class RlOptions(TrainingOptions):
     """Options of RL training in one phase.
 
-    Group size, clipping, sampling and reward are those of the paper; batch sizes and lengths fit the embedded model.
-    The presets have those of papers (`rl/presets.py`).
+    The defaults of group size, clipping, sampling and reward are those of ET-Agent (arXiv 2601.06860); those of batch
+    sizes and lengths fit the embedded model. The presets have the settings of papers (`rl/presets.py`).
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -101,8 +101,8 @@ class RlOptions(TrainingOptions):
     branch_probability: float = Field(default=0.5, ge=0.0, le=1.0)
     """Probability of a branch if the entropy equals that of the trajectory's first turn."""
     entropy_weight: float = Field(default=0.2, ge=0.0)
-    """Increase of that probability per unit of entropy. Entropy is the mean per token, divided by the logarithm of
-    the vocabulary size."""
+    """Increase of the probability of a branch per unit of entropy above that of the trajectory's first turn. Entropy
+    is the mean per token, divided by the logarithm of the vocabulary size."""
 
     prompts_per_step: int = Field(default=4, ge=1)
     """Questions per step, each with its whole group."""
@@ -121,7 +121,7 @@ class RlOptions(TrainingOptions):
     dynamic_sampling: bool = False
     """Whether a step is trained on groups whose rewards differ: groups with equal rewards, which have no gradient, are
     dropped, and further questions are drawn until `prompts_per_step` groups are left. Surplus groups are dropped too.
-    Steps are counted as without it."""
+    The number of steps is the same as without dynamic sampling."""
     gen_prompts: int | None = Field(default=None, ge=1)
     """Questions per draw with `dynamic_sampling`; None means `prompts_per_step`."""
     max_extra_batches: int = Field(default=10, ge=0)
@@ -130,11 +130,12 @@ class RlOptions(TrainingOptions):
     does not fill steps, ends with an error in both cases."""
 
     oversample: float | None = Field(default=None, gt=1.0)
-    """Rollouts that a group starts, as a multiple of `group_size` (m). It ends when `group_size` (n) rollouts have
-    finished and their rewards differ, or when n(1 + m)/2 have and all are equal. The others are cancelled, and those
-    with the most different rewards are kept. Long rollouts are then rarer in training than in sampling: see the lengths
-    and biases in the report. None starts `group_size` rollouts and cancels none. Needs an engine that can cancel
-    (`trl`) and a reward that does not compare rollouts (`outcome`, `em`, `judge`)."""
+    """Over-sampling: a group starts m times n rollouts, for this value m and `group_size` n. The group ends when n
+    rollouts have finished and their rewards differ, or when n(1 + m)/2 have finished, even with equal rewards. The
+    unfinished rollouts are then cancelled, and the n finished ones with the most different rewards are trained on. Long
+    rollouts are then rarer in training than in sampling: see the lengths and biases in the report. None starts n
+    rollouts and cancels none. Needs an engine that can cancel (`trl`) and a reward that does not compare rollouts
+    (`outcome`, `em`, `judge`)."""
     audit_share: float = Field(default=0.05, ge=0.0, le=1.0)
     """Share of the groups, by the seed, in which `oversample` cancels nothing, to estimate its bias."""
 
@@ -171,8 +172,8 @@ class RlOptions(TrainingOptions):
     max_response_tokens: int = Field(default=1024, ge=1)
     """Maximum length in tokens of a trajectory after the prompt, tool results included."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Maximum number of new tokens per turn, at most `max_response_tokens`; None means what is left of the
-    trajectory."""
+    """Maximum number of new tokens per turn, at most `max_response_tokens`. None: a turn may use all tokens that the
+    trajectory has left."""
 
     reward: AnyReward = EfficiencyReward()
     """Rule that rewards the rollouts of a group."""
@@ -182,7 +183,7 @@ class RlOptions(TrainingOptions):
     """Penalty in training for long responses: none, or up to 1 within the last eighth of `max_response_tokens`
     (`buffer`), linearly, for any reward rule. Tool results count, the prompt does not."""
     experience: ExperienceUse = ExperienceUse()
-    """Experience of earlier rollouts that rollouts of the training see; not with verl."""
+    """How rollouts of the training see experience (advice that models drew from earlier rollouts); not with verl."""
     symbolic: bool | None = None
     """Whether to use computer algebra for math answers that the cheaper checks cannot decide. None: the setting of
     `scores` in the same phase, so that selection and reward agree. Limits are those of `scores`."""
@@ -198,13 +199,15 @@ class RlOptions(TrainingOptions):
     """Steps between saved states, from which an interrupted training resumes; the last step is saved too."""
 
     attempts: Operational[int] = Field(default=8, ge=1)
-    """Attempts at the groups of a step that fail because of infrastructure, each with new episodes, at once and then
-    after pauses of 5 to 160 seconds. The last one loses single rollouts: they have no reward, and so have all rollouts
-    of a group with fewer than two left. If fewer than half of the rollouts of a step are left, training ends; it can be
-    resumed. Validation loses none, and verl loses whole groups."""
+    """Maximum number of attempts at a group that fails because of infrastructure, each with new episodes. The second
+    attempt follows at once, later ones after pauses of 5 to 160 seconds. In the last attempt only the failed rollouts
+    of the group are lost, or all of them if fewer than two are left; lost rollouts have no reward. If fewer than half
+    of the rollouts of a step are left, training ends with an error; it can be resumed. A validation ends with an error
+    instead of losing rollouts, and verl loses whole groups."""
     wall_limit_s: Operational[float] = Field(default=1800.0, gt=0.0)
-    """Seconds of work of the environment of one rollout, after which it is given up as an attempt that failed; at least
-    a minute more than `environment.rollout_time_s`. It ends environments that hang."""
+    """Maximum time in seconds that the environment of one rollout may work, without waiting for infrastructure; at
+    least a minute more than `environment.rollout_time_s`. Beyond it, the rollout fails because of infrastructure (see
+    `attempts`). This ends environments that hang."""
 
     extra: dict[str, JsonValue] = {}
     """Any other keys of the engine's own configuration; the engine checks them before training begins."""
@@ -212,9 +215,9 @@ class RlOptions(TrainingOptions):
     num_nodes: Operational[int] = Field(default=1, ge=1)
     """Number of machines that train together; verl only."""
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
-    """Trajectories per device and micro-batch. None: on a GPU, as many of the longest as make 8,192 tokens; on a
-    CPU, whole groups of up to 32,768 tokens. verl bounds tokens instead: twice the longest trajectory for each; with
-    None, twice the longest, but at least 8,192."""
+    """Trajectories per device and micro-batch. None: on a GPU, as many trajectories of maximum length as fit into 8,192
+    tokens; on a CPU, whole groups of up to 32,768 tokens. verl bounds the tokens of a pass instead: to this number
+    times twice the maximum length of a trajectory; with None, to twice that length, but at least 8,192."""
     gpu_memory_share: Operational[float] = Field(default=0.5, gt=0.0, lt=1.0)
     """Share of each GPU's memory that vLLM uses for rollouts."""
     tensor_parallel: Operational[int] = Field(default=1, ge=1)
@@ -385,18 +388,19 @@ class RlSettings(MixedSettings):
     """All settings that an instance of the stage `rl` reads."""
 
     options: RlOptions = Field(default_factory=RlOptions)
-    """Options of this phase; the reward's values of the curriculum are filled in."""
+    """Options of this phase, in which sigmas that the reward leaves out are filled in from the curriculum."""
     phase: int = Field(default=1, ge=1)
     """Number of the phase, from 1."""
     phases: Operational[int] = Field(default=1, ge=1)
     """Number of phases in the curriculum; adding phases does not change earlier ones."""
     scorers: dict[str, AnyScorer] = {}
-    """Scorers of users that the questions name."""
+    """Scorers that the questions name, by name; see `Plan.scorers`."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward, taken from the phase's `scores`; None if it is not used."""
     experience: ExperienceSettings | None = None
-    """Rules of the pool of experience, and the models that update it, if there are any; none without a pool."""
+    """Rules of the pool of experience, and the models that update it, if there are any; None without a pool."""
     model_digest: str = ""
-    """Digest of the files of the policy that training starts from; empty for a hub id or an input."""
+    """Digest of the files in the folder of the policy that training starts from; empty if `rl.start` is no folder, but
+    a hub id, `embedded` or a checkpoint of this run."""
     seed: int = 0
     """Seed of the run."""

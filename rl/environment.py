@@ -47,7 +47,10 @@ class OpenEnvironment:
         max_response_tokens: int | None = None,
         max_model_len: int | None = None,
     ) -> RolloutEngine:
-        """Return a rollout engine with the environment's limits; the smaller limit in tokens applies."""
+        """Return a rollout engine with the environment's limits.
+
+        If the environment limits the tokens of a trajectory too, the smaller of this and `max_response_tokens` applies.
+        """
         limits = limits_of(self.settings, max_model_len=max_model_len, max_response_tokens=max_response_tokens)
         return RolloutEngine(model, codec, sampling, limits, self.settings.turn_dialect.bound(codec, is_chat=False))
 
@@ -115,7 +118,7 @@ class ResidentEnvironments:
     """
 
     open: Mapping[str, OpenEnvironment]
-    """The open environments by name, inside the block; use objects that they make only in `run`."""
+    """The open environments by name, inside the block. Use objects that they make only in coroutines given to `run`."""
 
     def __init__(self, environments: Environments, *, interpreter: Path | None = None) -> None:
         """Prepare environments with the arguments of `open_environments`; entering the block opens them."""

@@ -2,8 +2,8 @@
 (arXiv 2511.10395).
 
 Each value names its source: "script" is the launch script published with the paper, "paper" the article,
-"default" a default of the published trainer, and "here" a choice of Treadle. How rewards compare answers is a key of
-the rule; which questions and tools there are is in `configs/`.
+"default" a default of the published trainer, and "here" a choice of Treadle. A key of each reward rule sets how answers
+are compared; questions and tools are set by the files in `configs/`.
 """
 
 from __future__ import annotations

@@ -64,4 +64,4 @@ RL_ENGINES = Registry(
 AnyRlEngine = TypeAliasType(
     "AnyRlEngine", Annotated[SerializeAsAny[RlEngine], WrapValidator(RL_ENGINES.validate), RL_ENGINES]
 )
-"""Settings of an engine of any type; a text is its type."""
+"""Settings of an engine of any type; a plain string is read as the key `type`."""

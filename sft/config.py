@@ -99,7 +99,8 @@ class SftOptions(TrainingOptions):
     """Any other keys of the engine's own configuration; the engine checks them before training starts."""
 
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
-    """Number of rows that a device processes at once; by default as many as give 8,192 tokens with the longest row."""
+    """Number of rows that a device processes at once. By default as many as fit into 8,192 tokens if all are as long as
+    the longest row, at least one, and a divisor of the device's share of the batch."""
     num_nodes: Operational[int] = Field(default=1, ge=1)
     """Number of machines that train together; GPUs only."""
     main_address: Operational[str] = Field(default="", pattern=r"^[A-Za-z0-9.:_-]*$")

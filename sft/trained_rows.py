@@ -47,9 +47,9 @@ class RowSelection:
         self.num_text_mode = 0
         """Number of rows without token ids."""
         self.num_too_long = 0
-        """Number of other rows that are longer than `cutoff_tokens`."""
+        """Number of rows with token ids that are longer than `cutoff_tokens`."""
         self.num_over_limit = 0
-        """Number of other rows beyond `max_rows`."""
+        """Number of rows that could be trained on, but exceed `max_rows`."""
         self.num_rows = 0
         """Number of rows taken."""
         self.longest_row = 0

@@ -83,4 +83,4 @@ SFT_ENGINES = Registry(
 AnySftEngine = TypeAliasType(
     "AnySftEngine", Annotated[SerializeAsAny[SftEngine], WrapValidator(SFT_ENGINES.validate), SFT_ENGINES]
 )
-"""Settings of an engine of any type; a text is its type."""
+"""Settings of an engine of any type; a plain string is read as the key `type`."""

@@ -31,7 +31,8 @@ def with_weights(model: ModelSettings, policy: str, revision: str = "") -> Model
     The policy is the address of a checkpoint of the run, a folder, or a hub id at a revision.
 
     A server that the run starts loads that policy. The run cannot choose what user-run servers load, so they must
-    serve a checkpoint of the run under its address as the model name. The tutor stays unchanged.
+    serve a checkpoint of the run under its address as the model name. The rule-based tutor has no weights, so its
+    settings are returned unchanged.
     """
     if isinstance(model.server, VllmServer):
         server = model.server.model_copy(update={"model": policy, "revision": revision})

@@ -56,9 +56,10 @@ class Plan(Protocol):
         ...
 
     def scorers(self) -> Mapping[str, Scorer]:
-        """Return the scorers of users that sources and benchmarks of questions name, by name: entries and entry points.
+        """Return the scorers that sources and benchmarks of questions name, by name.
 
-        Raises ConfigError, which lists the known names, for an unknown name.
+        Shipped scorers that read only the answer or the outcome of a rollout are left out. Raises ConfigError, which
+        lists the known names, for an unknown name.
         """
         ...
 
@@ -80,7 +81,7 @@ class Plan(Protocol):
         ...
 
     def section(self, name: str, kind: type[T_Section]) -> T_Section:
-        """Return a table of the configuration; raise TypeError if it is of another kind."""
+        """Return a table of the configuration; raise TypeError if it is no instance of the class `kind`."""
         ...
 
     def options(self, address: Address, kind: type[T_Section]) -> T_Section:

@@ -27,7 +27,7 @@ def critic_checkpoint(address: Address) -> Address:
 
 
 def critic_fields(plan: Plan, address: Address) -> dict[str, Any]:
-    """Return the settings of the critic of an instance's iteration, for an instance whose candidates it scores.
+    """Return the settings of the critic that scores an instance's candidates; the same iteration trains this critic.
 
     They are `critic_name`, `critic`, `hidden`, `hidden_chars` and `is_mean`. Raises ConfigError if the configured
     model is not under `models` or cannot serve the critic.

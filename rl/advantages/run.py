@@ -111,7 +111,10 @@ class AdvantagesRun(JobStage[ScoredTurn]):
         self._context.progress.advance(1)
 
     def _leave_out(self, job: ScoredTurn, error: WindowTooSmall) -> None:
-        """Finish a job without advantages: to score only the candidates that fit would compare only short ones."""
+        """Finish a job without advantages, because a candidate does not fit into a model's context window.
+
+        Scoring only the candidates that fit would compare only short ones.
+        """
         left_out = {"left_out": error.reason, "why": str(error), "prompt_tokens": self._tokens_of_units(job.key)}
         self._journal.finish(job.key, orjson.dumps(left_out))
         self._context.progress.advance(1)
@@ -155,7 +158,7 @@ class AdvantagesRun(JobStage[ScoredTurn]):
                 yield ScoredTurn(job_key(self._shared, turn_key, usable[0]["prompt_ids"], ids), usable)
 
     def write(self) -> Mapping[str, Any]:
-        """Write a row per candidate and return metrics; raise StageFailed if no candidate is scored or all are 0."""
+        """Write a row per candidate and return metrics; raise StageFailed without scores, or if all scores are 0."""
         self.check_pending()
         advantages: list[float] = []
         counts: Counter[str] = Counter()
@@ -216,5 +219,5 @@ def _prompt_of(row: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _text_of(row: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return prompt, ids and mask of a candidate; candidates in which all are equal have the same score."""
+    """Return prompt, ids and mask of a candidate; candidates with the same result are scored once."""
     return _prompt_of(row), tuple(row["ids"]), tuple(row["mask"])

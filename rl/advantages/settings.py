@@ -41,6 +41,7 @@ class AdvantagesSettings(MixedSettings):
     hidden_chars: int = 16_000
     """Maximum number of characters of hidden information that the critic sees, as in its training."""
     is_mean: bool = True
-    """Whether advantages are per token; false for a critic that was trained on sums."""
+    """Whether an advantage is divided by the candidate's number of tokens; false for a critic that was trained on sums
+    of log-ratios."""
     options: AdvantagesOptions = AdvantagesOptions()
     """Limits of the requests, and conditioning."""

@@ -120,7 +120,7 @@ class CandidatesRun(JobStage[TurnJob]):
         return iter(self._turns)
 
     def write(self) -> Mapping[str, Any]:
-        """Write a row for each candidate and return the metrics; raise StageFailed if there is none."""
+        """Write a row for each candidate and return the metrics; raise StageFailed if there is no candidate."""
         num_turns = sum(1 for _ in self._turns)
         if not num_turns:
             why = ", ".join(f"{reason} {count:,}" for reason, count in sorted(self._turns.left_out.items()))

@@ -30,7 +30,7 @@ class CandidatesSettings(MixedSettings):
     model: ModelSettings
     """The policy, with the weights that the rollouts were sampled from."""
     tokenizer_digest: str = ""
-    """Required digest of its tokenizer; empty accepts any."""
+    """Required digest of the policy's tokenizer; empty accepts any."""
     options: CandidatesOptions = CandidatesOptions()
     """Number, selection and sampling."""
     seed: int = 0

@@ -58,7 +58,7 @@ class AttributionCredit(CreditRule):
     alpha_decay: Literal["none", "cosine"] = "none"
     """Whether `alpha` falls to `alpha_min` over `total_steps` as half a cosine wave."""
     alpha_min: float = Field(default=0.0, ge=0.0)
-    """Smallest `alpha`."""
+    """Value to which `alpha` falls."""
     total_steps: int | None = Field(default=None, ge=1)
     """Steps until `alpha` is smallest; None means those of the phase."""
     fix_base: float = Field(default=0.2, gt=0.0)
@@ -67,7 +67,7 @@ class AttributionCredit(CreditRule):
     """Weight in `allocation` of turns whose labels agree with the outcome: good ones of a success, bad ones of a
     failure."""
     inconsistent: float = Field(default=0.2, ge=0.0)
-    """Weight in `allocation` of the other turns."""
+    """Weight in `allocation` of turns whose labels disagree with the outcome."""
     weighting: Weighting = "trajectories"
     """Units with equal weights when values are normalised within the group: `trajectories`, or all their `steps`.
     `none` does not normalise."""
@@ -89,7 +89,8 @@ class AttributionCredit(CreditRule):
     request_time_s: float = Field(default=120.0, gt=0.0)
     """Time limit of one request in seconds, without waiting for the server."""
     least_readable: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Smallest share of rollouts, of at least 32, for which a reply could be read; below it training ends."""
+    """Smallest share of labelled rollouts whose replies can be read. Training ends if the share is lower after at least
+    32 rollouts."""
     concurrency: Operational[int] = Field(default=20, ge=1)
     """Most requests at the same time."""
     _attributor: Attributor | None = PrivateAttr(default=None)
@@ -156,7 +157,7 @@ class AttributionCredit(CreditRule):
         return made
 
     def _labels(self, group: CreditGroup, places: Sequence[int]) -> dict[int, list[bool] | None]:
-        """Return place -> labels for the rollouts that are not skipped; labels are None if no reply could be read."""
+        """Return index -> labels for the rollouts that are not skipped; labels are None if no reply could be read."""
         assert self._attributor is not None, "rules are used inside `open`"
         advantages = scored_advantages(group.rewards)
         asked = [
@@ -186,7 +187,7 @@ class AttributionCredit(CreditRule):
 
 
 def _label_parts(labels: Mapping[int, list[bool] | None], place: int, reward: float) -> dict[str, float]:
-    """Return the parts about the labels of a rollout; empty if the model was not asked about it."""
+    """Return the parts of a rollout's credit that describe its labels; empty if no labels were requested for it."""
     if place not in labels:
         return {}
     if (known := labels[place]) is None:

@@ -84,7 +84,10 @@ class Attributor:
     """Model that labels steps. `labels` may be called by several threads."""
 
     def __init__(self, asker: ModelAsker[str], model: str, limits: AskingLimits) -> None:
-        """Use an open asker. `model` names the model that it asks; labels stored from another model are not used."""
+        """Send requests through `asker`, which must be open.
+
+        `model` names the model that answers them; stored labels of another model are not used.
+        """
         self._asker = asker
         self._model = model
         self._limits = limits
@@ -197,7 +200,7 @@ def messages_of(case: LabelCase) -> list[dict[str, str]]:
 
 
 def shortened(text: str) -> str:
-    """Return a text, or both ends of one of more than `MAX_PART_CHARS` characters."""
+    """Return a text; if it has more than `MAX_PART_CHARS` characters, return only both of its ends."""
     half = MAX_PART_CHARS // 2
     return text if len(text) <= MAX_PART_CHARS else f"{text[: half - 1]}…{text[-half:]}"
 

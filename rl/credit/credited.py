@@ -1,4 +1,7 @@
-"""Apply a credit rule to a rewarded group: cut its texts into turns, and add the rule's facts to the rewards."""
+"""Apply a credit rule to a rewarded group.
+
+The rule gets the text of each turn of each trajectory; the parts that it returns are added to those of the rewards.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class CreditedItems:
 
     Attributes:
         advantages: Advantage of each turn of each trajectory.
-        rewards: Reward of each trajectory, with the parts of the credit rule.
+        rewards: Reward of each trajectory; its parts include those that the credit rule returned.
     """
 
     advantages: list[list[float]]
@@ -65,6 +68,9 @@ def turn_texts(trajectory: Trajectory) -> list[TurnText]:
 
 
 def _text(segments: Sequence[Segment], *, written: bool) -> str:
-    """Return the text of the model if `written`, else that of the environment."""
+    """Return what the model wrote in these segments if `written`, else what the environment wrote.
+
+    Segments of the chat template (kind `FRAME`) are left out.
+    """
     kept = (segment for segment in segments if segment.kind != FRAME and (segment.kind not in SYSTEM_KINDS) == written)
     return "".join(segment.text for segment in kept)

@@ -71,9 +71,10 @@ def dpo_arguments(
 
 
 def training_plan(options: DpoOptions, model: str, machine: Machine, **shape: Any) -> dict[str, Any]:
-    """Return the engine's plan: everything that it needs except the pairs; `shape` is passed on to `dpo_arguments`.
+    """Return the engine's plan: everything that it needs except the pairs.
 
-    `model` is a folder or a hub id. Raises ConfigError as `dpo_arguments` does.
+    `model` is a folder or a hub id; `shape` has the remaining arguments of `dpo_arguments`. Raises
+    ConfigError as `dpo_arguments` does.
     """
     return {
         "model": model,

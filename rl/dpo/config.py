@@ -65,7 +65,8 @@ class DpoOptions(TrainingOptions):
     """Any other keys of TRL's DPOConfig, which checks them before training starts."""
 
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
-    """Number of pairs that a device processes at once; by default as many as give 8,192 tokens with the longest."""
+    """Number of pairs that a device processes at once. By default as many as fit into 8,192 tokens if all sides are as
+    long as the longest, at least one, and a divisor of the device's share of the batch."""
     save_steps: Operational[int] = Field(default=50, ge=1)
     """Number of steps between saved states; an interrupted training resumes from the newest one."""
 
@@ -82,8 +83,8 @@ class DpoSettings(Section):
     options: DpoOptions = DpoOptions()
     """Model and hyperparameters, with the aggregate filled in."""
     is_critic: bool = False
-    """Whether it trains the critic, which alone may see hidden information."""
+    """Whether the instance trains the critic; a policy must not see hidden information."""
     model_digest: str = ""
     """Digest of the files of the base model; empty for a hub id."""
     seed: int = 0
-    """Seed of the run; determines the order of the pairs, which are held out, and the initial adapters."""
+    """Seed of the run; determines the order of the pairs, the choice of pairs to hold out, and the initial adapters."""

@@ -46,7 +46,7 @@ class PairStep:
     margin: float | None
     """Mean difference of scores, chosen minus rejected."""
     num_pairs: int | None
-    """Number of pairs in these means."""
+    """Number of pairs over which accuracy and margin are averaged: those since the previous logged step."""
     learning_rate: float
     grad_norm: float | None
     """Norm of the gradient before clipping."""
@@ -110,7 +110,7 @@ class PairTraining(TrainingResult[PairStep]):
     validations: tuple[PairValidation, ...]
     """Figures of the held-out pairs, in the order of their steps."""
     live_greedy: Greedy | None
-    """Greedy completion by the model in training, at its end."""
+    """Greedy completion by the model at the end of training."""
     revision: str
     """Commit of the base model on the model hub; empty for a folder."""
 
@@ -126,7 +126,8 @@ def train_on_pairs(
 ) -> PairTraining:
     """Train on the stored pairs according to the plan, or resume an interrupted training.
 
-    `prompt` is continued greedily by the model, before and after it is written. Raises the errors of `TrainingRun.run`.
+    `prompt` is continued greedily twice, to be compared: by the model at the end of training, and by the written model.
+    Raises the errors of `TrainingRun.run`.
     """
     run = _PairRun(
         engine=engine,

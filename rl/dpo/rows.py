@@ -33,11 +33,11 @@ _BATCH_ROWS = 256
 
 @dataclass(slots=True)
 class PairSelection:
-    """Pairs that are trained on or held out, by the place of their row.
+    """Pairs that are trained on or held out, by the index of their row.
 
     Attributes:
-        train: Places of the pairs to train on.
-        held_out: Places of the pairs to hold out.
+        train: Indices of the pairs to train on.
+        held_out: Indices of the pairs to hold out.
         longest: Number of tokens of the longest side with its prompt.
         num_target_tokens: Number of tokens that count in the loss, in the pairs to train on.
         tokenizers: Digests of the tokenizers that the pairs were made with.
@@ -55,7 +55,7 @@ class PairSelection:
 
 
 def split_pairs(tasks: Sequence[str], share: float, how: str, seed: int) -> frozenset[int]:
-    """Return the places of the pairs to hold out; `tasks` has the task of each pair.
+    """Return the indices of the pairs to hold out; `tasks` has the task of each pair.
 
     With `how` "task", all pairs of randomly drawn tasks are held out, until they reach the share; at least one task is
     left to train on. With "first", the first pairs are held out, regardless of their tasks.

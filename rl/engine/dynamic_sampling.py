@@ -44,7 +44,7 @@ class Draws(Generic[G]):
         return [*self.kept, *self.equal][:count]
 
     def figures(self, count: int) -> dict[str, int]:
-        """Return metrics of a step of `count` groups: draws, and groups dropped as equal or as surplus."""
+        """Return metrics of a step of `count` groups: draws, groups dropped for equal rewards, and surplus groups."""
         filled = max(0, min(count - len(self.kept), len(self.equal)))
         return {
             "num_draws": self.number,

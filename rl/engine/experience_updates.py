@@ -119,7 +119,10 @@ class ExperienceUpdates:
 
 
 def _owner(task: Task, played: Sequence[PlayedRollout]) -> str:
-    """Return the owner of the replies of a batch; models and options are those of the training, as is the store."""
+    """Return a digest of a batch (its task, conversations and scores), under which the replies about it are stored.
+
+    Models and options are not part of it, because the store belongs to one training.
+    """
     return job_key("update", task.key, [[one.messages, one.score] for one in played])
 
 

@@ -40,7 +40,8 @@ class TokenSampler:
     Attributes:
         ids: Sampled token ids.
         logprobs: Log-probability of each id at the request's temperature, before `top_p`, `top_k` or `min_p` apply.
-        entropies: Entropy in nats of at least the first positions, if requested.
+        entropies: Entropy in nats at each position, for at least the first `ENTROPY_WINDOW` ones; empty if not
+            requested.
     """
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
@@ -135,9 +136,9 @@ class PolicyGenerator:
         return sequences
 
     def _prefill(self, contexts: Sequence[list[int]], slots: Sequence[int]) -> torch.Tensor:
-        """Extend the slots to their contexts and return the logits after each context, (contexts, vocabulary).
+        """Run the model on the ids of each context whose keys and values are not in its slot yet, and store these.
 
-        Equal contexts go through the model once.
+        Equal contexts go through the model once. Returns the logits after each context, (contexts, vocabulary).
         """
         first: dict[tuple[int, ...], int] = {}
         leaders = [first.setdefault(tuple(context), index) for index, context in enumerate(contexts)]
@@ -223,7 +224,7 @@ class PolicyGenerator:
 
 
 class _StopEnds:
-    """Detector of completed stop strings; it decodes the tail only if the newest token can complete one."""
+    """Detector of completed stop strings; it decodes the last tokens only if the newest one can complete a string."""
 
     def __init__(self, codec: ChatTokenizer, stops: Sequence[str]) -> None:
         self._codec = codec

@@ -31,9 +31,10 @@ _MAX_CREDITED = 16
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with the rewards of its trajectories, by session.
+    """A group with the reward of each trajectory, in the order of the trajectories.
 
-    `advantages` has those of each turn of each trajectory; None if the engine computes them from the rewards.
+    `advantages` has a list for each trajectory, with the advantage of each of its turns; None if the engine computes
+    advantages from the rewards.
     """
 
     group: Group

@@ -114,5 +114,5 @@ def first_prompt(path: Path, environments: Environments, codec: ChatTokenizer) -
 
 
 def prompt_ids(task: Task, environments: Environments, codec: ChatTokenizer) -> list[int]:
-    """Return the token ids of a task's prompt, or those of its text if only an open episode can give the prompt."""
+    """Return the token ids of a task's prompt; of the task's text alone if only an open episode can give the prompt."""
     return codec.prompt_ids(shown_messages(find_environment(environments, task.environment), task))

@@ -27,11 +27,12 @@ class _PackedGroup:
 
     prompt: slice
     places: torch.Tensor
-    """(trajectories, longest), padded with positions of other tokens."""
+    """Position of each token of each trajectory, (trajectories, longest); the padding of shorter ones is position 0."""
     is_token: torch.Tensor
-    """(trajectories, longest), False for padding."""
+    """(trajectories, longest), True for tokens, False for padding."""
     mask: torch.Tensor
-    """(trajectories, 1, longest, prompt + longest), True if a token attends to another."""
+    """(trajectories, 1, longest, prompt + longest), True if a token of a trajectory (third axis) attends to a token of
+    the prompt or of the trajectory (fourth axis)."""
 
 
 class SharedPrompts:

@@ -25,7 +25,7 @@ class ExperienceFiles:
         self.similarity = settings.options.similarity
         self.finder = open_finder(settings.options.encoder)
         self.store = ExperienceStore(LocalStorage(folder), "store", self.workspace)
-        """Records that the updates added, and the replies that were paid for them."""
+        """Records that the updates added, and the replies of models that they were made from."""
         self._folder = folder
         self._initial: list[Experience] | None = None
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treadle.retriever.dense.encoders import Encoder
 
 Ranker = Callable[[str, int], list[int]]
-"""Function from a query and a number k to the places of at most k records, the best first."""
+"""Function from a query and a number k to the indices of at most k records, the best first."""
 
 
 class Finder(Protocol):

@@ -41,9 +41,9 @@ class Hints:
     """Experience for the groups of one step.
 
     Attributes:
-        use: Settings: which rollouts see experience, and how many records.
+        use: Settings that decide which rollouts see experience, and how many records.
         pool: The records.
-        kept: Keys of the tasks whose training prompts keep the experience.
+        kept: Keys of the tasks whose training prompts keep the experience that rollouts saw; from others it is cut.
         fits: Function that checks whether a task's prompt with a hint is short enough.
     """
 

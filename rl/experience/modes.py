@@ -19,7 +19,7 @@ def kept_tasks(keys: Iterable[str], keep_ratio: float, seed: int) -> frozenset[s
 
 
 def hinted_rollouts(use: ExperienceUse, size: int, seed: int) -> frozenset[int]:
-    """Return the places of the rollouts of a group of `size` that see experience; `seed` is that of the group."""
+    """Return the indices of the rollouts of a group of `size` that see experience; `seed` is that of the group."""
     if not use.shows:
         return frozenset()
     if use.rollout_mode == "all":

@@ -33,7 +33,7 @@ class ExperiencePool:
         return len(self.records)
 
     def add(self, record: Experience) -> bool:
-        """Add a record unless it belongs to another workspace or repeats an earlier one; return whether it did."""
+        """Add a record unless it is of another workspace, empty, or a duplicate; return whether it was added."""
         if record.workspace != self.workspace:
             return False
         words = record.words()

@@ -13,7 +13,7 @@ from treadle.core.llm.config import Sampling
 from treadle.retriever.config import EncoderSettings
 
 PLACEHOLDER = "{experience}"
-"""What a template has in place of the retrieved text."""
+"""Text in a template that is replaced by the retrieved records."""
 TEMPLATE = f"Experience from other tasks; use what fits:\n<experience>\n{PLACEHOLDER}\n</experience>"
 WORKSPACE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 """Pattern of the names of workspaces."""
@@ -92,12 +92,13 @@ class ExperienceOptions(AuthorOptions):
     pending_retries: Operational[int] = Field(default=2, ge=0)
     """Number of further passes over batches that infrastructure errors left pending."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Pause in seconds before the first such pass; doubled for each further one."""
+    """Pause in seconds before the first further pass over pending batches; doubled before each later one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Maximum number of prompt and completion tokens. Exceeding it stops the run, which can be resumed with a higher
     limit."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
-    """Maximum cost of this stage, in the currency of the models' prices. Exceeding it stops the run in the same way."""
+    """Maximum cost of this stage, in the currency of the models' prices. Exceeding it stops the run, which can be
+    resumed with a higher limit."""
 
 
 class ExperienceSettings(Section):

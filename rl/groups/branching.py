@@ -19,7 +19,7 @@ ENTROPY_WINDOW = 20
 
 
 def position_entropy(logprobs: Iterable[float]) -> float:
-    """Return the entropy in nats of one position, from the log-probabilities of the known candidates."""
+    """Return the entropy in nats of one position, from the known log-probabilities of tokens at this position."""
     return -sum(math.exp(logprob) * logprob for logprob in logprobs if logprob > -math.inf)
 
 

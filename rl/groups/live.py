@@ -23,7 +23,7 @@ from treadle.core.untrusted.concealment import exits_as_errors
 _log = logging.getLogger(__name__)
 
 LIVE = "live"
-"""Name of the folder of these files in the folder of a training."""
+"""Name of the folder, inside the folder of a training, with the status files of its processes."""
 WRITE_INTERVAL_S = 5.0
 Servers = Sequence[tuple[str, EndpointState]]
 """State of each model server, with the name of its model."""
@@ -55,7 +55,7 @@ class RolloutCounts:
         return self.finished + self.failed + self.cancelled
 
     def ended(self) -> RolloutCounts:
-        """Return the numbers after the end of a group, with rollouts that were queued or running as failed."""
+        """Return the numbers at the end of a group, in which rollouts that are still queued or running are failed."""
         return replace(self, queued=0, running=0, failed=self.failed + self.num_open)
 
 

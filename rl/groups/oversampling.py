@@ -59,7 +59,7 @@ class OverSampling:
 
 
 def diverse_subset(rewards: Sequence[float], size: int) -> list[int]:
-    """Return the places, in ascending order, of `size` rewards that are as different as possible.
+    """Return the indices, in ascending order, of `size` rewards that are as different as possible.
 
     Rewards are chosen one at a time, each with the value that was chosen least often so far; of these, the first.
     """

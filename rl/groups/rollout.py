@@ -242,7 +242,10 @@ class _GroupRun:
     async def _run_concurrently(
         self, sessions: Sequence[GroupSession], play: Callable[[GroupSession], Awaitable[None]]
     ) -> None:
-        """Run sessions concurrently; each leaves `membership` at its end, but the group keeps the place of the last."""
+        """Run sessions concurrently, each counted in `membership` until its end.
+
+        The last session to end is not subtracted: it is the one that counts for the group between its turns.
+        """
         membership = self._rollouts.membership
         num_others = len(sessions) - 1
         membership.enter(num_others)
@@ -285,7 +288,7 @@ class _GroupRun:
     async def _guarded(self, session: GroupSession, work: Callable[[], Awaitable[None]]) -> bool:
         """Run `work` of a session; if infrastructure fails, mark only this session as lost and return False.
 
-        Raises the error if the group does not keep the rest, or if the setup is wrong.
+        Raises the error if the group's `keeps_rest` is False, or if the setup is wrong.
         """
         try:
             await work()
@@ -339,7 +342,7 @@ class _GroupRun:
         return replace(group, started=started, is_audit=self._is_audit)
 
     def _started(self, number: int, kept: Mapping[int, GroupTrajectory], race: Race) -> StartedRollout:
-        """Return the facts of one rollout of an over-sampled group."""
+        """Return the use, tokens, reward and order of finishing of one rollout of an over-sampled group."""
         use: RolloutUse = "unused" if number in race.in_time() else "audit"
         if number in self._lost or (number in kept and kept[number].lost_to):
             use = "lost"

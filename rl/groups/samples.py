@@ -38,8 +38,7 @@ class GroupSample:
 def group_samples(
     trajectory: Trajectory, recorder: Recorder, limits: RolloutLimits, max_samples: int | None
 ) -> tuple[GroupSample, ...]:
-    """Return the samples of a trajectory, each within the limits of its rollout.
-
+    """Return the samples of a trajectory, each cut to the limits in tokens of the rollout.
     If there are several, each ends with the last id that the model sampled. At most `max_samples` are trained on.
     """
     samples, found, max_tokens = trajectory.samples, [], limits.max_trajectory_tokens
@@ -73,7 +72,7 @@ def _end(sample: Sample) -> int:
 
 
 def spread_over(number: int, most: int | None) -> frozenset[int]:
-    """Return at most `most` of `number` places, spread evenly and including the last one; all if `most` is None."""
+    """Return at most `most` of the indices below `number`, spread evenly, with the last one; all if `most` is None."""
     if most is None or number <= most:
         return frozenset(range(number))
     return frozenset((part + 1) * number // most - 1 for part in range(most))

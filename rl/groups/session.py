@@ -37,14 +37,14 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CLOSE_S = 60.0
-"""Seconds of work that the end of an episode may take."""
+"""Maximum time in seconds in which an episode must close, without time for which infrastructure holds it up."""
 
 
 class TimedEpisode:
     """Episode whose calls use up a trajectory's time: the recorded duration of each call, without waiting.
 
-    All methods of the environment but `close` may together take `wall_limit_s` seconds on the work clock; after that
-    they raise a retryable ToolError.
+    All methods of the environment but `close` may together take `wall_limit_s` seconds, without time for which
+    infrastructure holds them up; after that they raise a retryable ToolError.
 
     Attributes:
         time_left_s: Seconds left.

@@ -21,7 +21,7 @@ from treadle.web.types import Entry
 
 _ARTIFACTS = "artifacts/web_record"
 _Pairs = Iterator[tuple[Entry, str | None]]
-"""Entries sorted by key, each with its loose key."""
+"""Entries sorted by key, each with its loose key (a digest of the query's words alone), or None."""
 
 
 def replayed(
@@ -58,7 +58,10 @@ def replayed(
 
 
 def _merged(*sources: _Pairs) -> _Pairs:
-    """Yield (entry, loose key), sorted by key. Of equal keys, keep the first source's entry and the first loose key."""
+    """Yield the entries of all sources, sorted by key, each with its loose key or None.
+
+    Of entries with equal keys, keep that of the first source, with the first loose key that any of them has.
+    """
     pairs = heapq.merge(*sources, key=lambda pair: pair[0].key)
     for _, same in itertools.groupby(pairs, key=lambda pair: pair[0].key):
         (entry, loose), *others = same

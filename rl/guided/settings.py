@@ -37,10 +37,11 @@ class GuidedSettings(RolloutsSettings):
     hidden_chars: int = 16_000
     """Maximum number of characters of hidden information that the critic sees, as in its training."""
     is_mean: bool = True
-    """Whether candidates are compared per token; false for a critic that was trained on sums."""
+    """Whether an advantage is divided by the candidate's number of tokens; false for a critic that was trained on sums
+    of log-ratios."""
     reference_conditioning: Literal["none", "hidden_info"] = "none"
     """What the reference sees, as in the stage `advantages`."""
     scorers: dict[str, AnyScorer] = {}
-    """Scorers of users that the tasks name, by name."""
+    """Scorers that the tasks name, by name; see `Plan.scorers`."""
     options: GuidedOptions = GuidedOptions()
     """Number of candidates and of rollouts, selection of tasks, and sampling."""

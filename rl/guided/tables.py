@@ -11,7 +11,7 @@ COPIED = (
     "rollout_key", "question_key", "dataset", "domain", "environment", "model", "sample_index", "status", "truncated",
     "first_messages", "segments", "num_turns", "prompt_tokens", "completion_tokens",
 )  # fmt: skip
-"""Columns that are those of `rollouts`."""
+"""Columns that are defined as in the table `rollouts`."""
 _CHOICES = pa.list_(
     pa.struct(
         [

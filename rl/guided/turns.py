@@ -33,7 +33,7 @@ class Guide:
     Attributes:
         forcing: Critic and reference model, which score the tokens of candidates.
         num_candidates: Candidates per turn.
-        is_mean: Whether advantages are per token.
+        is_mean: Whether an advantage is divided by the candidate's number of tokens.
         is_conditioned: Whether the reference sees the hidden information that the critic sees.
     """
 
@@ -160,7 +160,10 @@ class GuideTokens(NamedTuple):
 
 
 def guide_tokens(units: Mapping[str, bytes]) -> GuideTokens:
-    """Add up the tokens of a rollout's cached units (name -> content), without those of the chosen candidates."""
+    """Add up the tokens of a rollout's cached replies and choices, without those of the chosen candidates.
+
+    `units` maps the name of a cache entry to its content.
+    """
     chosen: set[str] = set()
     for name, value in units.items():
         if (choice := _CHOICE.fullmatch(name)) is not None:

@@ -15,7 +15,8 @@ as in DPO."""
 def token_weights(mask: Sequence[int], turns: Sequence[int], aggregate: Aggregate) -> list[float]:
     """Return the weight of each token in the score of its sequence; 0 where `mask` is 0.
 
-    `turns` has the number of tokens with mask 1 of each turn, in order. Raises ValueError if these do not add up.
+    `turns` has the number of tokens with mask 1 of each turn, in order. Raises ValueError if the sum of these numbers
+    is not the number of all tokens with mask 1.
     """
     num_tokens = sum(mask)
     if sum(turns) != num_tokens:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 Pair = tuple[int, int]
-"""Place of the chosen item and place of the rejected item."""
+"""Index of the chosen item and index of the rejected item."""
 
 _TOLERANCE = 1e-9
 """Tolerance for the rounding of rewards, which are shares of tests, in comparisons with limits such as the minimum gap.
@@ -42,10 +42,10 @@ def pairs_by_gap(rewards: Sequence[float | None], min_gap: float) -> list[Pair]:
 
 
 def ends_by_score(scores: Sequence[float], size: int | None = None) -> tuple[list[int], list[int]]:
-    """Return the places of the worst and of the best candidates, each in ascending order of score.
+    """Return the indices of the worst and of the best candidates, each in ascending order of score.
 
     Each list has half of the candidates (without the middle one of an odd number), but at most `size` of them. Equal
-    scores are ordered by place.
+    scores are ordered by index.
     """
     order = sorted(range(len(scores)), key=lambda place: (scores[place], place))
     count = len(order) // 2 if size is None else min(size, len(order) // 2)
@@ -53,10 +53,10 @@ def ends_by_score(scores: Sequence[float], size: int | None = None) -> tuple[lis
 
 
 def draw_turn_pairs(scores: Sequence[float], num_draws: int, seed: int, size: int | None = None) -> list[Pair]:
-    """Draw pairs of one of the best and one of the worst candidates, independently and with replacement.
+    """Draw pairs of candidates: one of the best candidates is the chosen side, one of the worst is the rejected side.
 
-    `ends_by_score` selects both with `size`. Pairs with equal scores are dropped, so there may be fewer than
-    `num_draws`; the same pair may be drawn twice.
+    Both sides are drawn independently and with replacement from the lists that `ends_by_score` returns for `size`.
+    Pairs with equal scores are dropped, so there may be fewer than `num_draws`; the same pair may be drawn twice.
     """
     worst, best = ends_by_score(scores, size)
     if not worst:

@@ -1,4 +1,4 @@
-"""Define the settings of the stage `preferences`, and those that all stages which ask models about turns have."""
+"""Define the settings of the stage `preferences`, and limits shared by all stages that ask models about turns."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class PreferencesOptions(Section):
     min_best: float = 1.0
     """Reward that the best trajectory of a task must reach with the rule `best`."""
     min_gap: float = Field(default=0.1, ge=0.0)
-    """Difference of rewards with the rule `gap`."""
+    """Smallest difference of rewards of a pair with the rule `gap`; equal rewards never make a pair."""
     pairs_per_turn: int = Field(default=4, ge=1)
-    """Pairs of candidates that are drawn for each turn; equal draws are made once."""
+    """Number of draws of a pair of candidates for each turn; a pair that is drawn twice is written once."""
     top_k: int | None = Field(default=None, ge=1)
-    """Number of best and of worst candidates of a turn that pairs are drawn from; none means half of them each, 1 the
-    best with the worst."""
+    """Number of best candidates of a turn, and of worst ones, that pairs are drawn from; at most half of all candidates
+    each. None: half each. 1: only the best is paired with the worst."""
 
 
 class TurnRequests(Section):
@@ -49,12 +49,13 @@ class TurnRequests(Section):
     pending_retries: Operational[int] = Field(default=2, ge=0)
     """Number of further passes over turns that infrastructure errors left pending."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Pause in seconds before the first such pass; doubled for each further one."""
+    """Pause in seconds before the first further pass over pending turns; doubled before each later one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Maximum number of prompt and completion tokens. Exceeding it stops the run, which can be resumed with a higher
     limit."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
-    """Maximum cost of this stage, in the currency of the models' prices. Exceeding it stops the run in the same way."""
+    """Maximum cost of this stage, in the currency of the models' prices. Exceeding it stops the run, which can be
+    resumed with a higher limit."""
 
 
 class PreferencesSettings(MixedSettings):

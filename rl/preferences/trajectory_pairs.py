@@ -71,7 +71,7 @@ class TrajectoryPairs:
         self._longest = 0
 
     def run(self) -> dict[str, Any]:
-        """Write the pairs and return the metrics; raise StageFailed if there is none."""
+        """Write the pairs and return the metrics; raise StageFailed if there is no pair."""
         waiting = self._choose()
         statements = None
         if self._is_hidden:

@@ -33,7 +33,7 @@ class TurnPairs:
         self._longest = 0
 
     def run(self) -> dict[str, Any]:
-        """Write the pairs and return the metrics; raise StageFailed if there is none."""
+        """Write the pairs and return the metrics; raise StageFailed if there is no pair."""
         self._context.progress.start(
             sum(table.num_rows for table in self._context.inputs["candidates"]), 0, "candidates"
         )

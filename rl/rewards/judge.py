@@ -56,7 +56,7 @@ class JudgeReward(RewardRule):
     attempts: int = Field(default=4, ge=1)
     """Most requests per answer. If no reply can be read, the rollout has no reward and is left out."""
     pause_s: float = Field(default=1.0, ge=0.0)
-    """Pause between these requests, in seconds."""
+    """Pause in seconds between the requests about one answer."""
     json_mode: bool = True
     """Whether the service is asked to reply with a JSON object (`response_format`)."""
     max_tokens: int = Field(default=1024, ge=16)

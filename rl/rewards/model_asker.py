@@ -1,4 +1,7 @@
-"""Send requests to a model during a training, from an event loop in a separate thread; each case is asked once."""
+"""Ask a model for verdicts during a training, from an event loop in a separate thread.
+
+Equal cases, such as equal answers to the same question, are sent to the model only until there is a verdict.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,7 @@ T = TypeVar("T")
 
 
 class ModelAsker(Generic[V]):
-    """Chat model with open connections, and its stored verdicts on cases.
-
+    """Chat model with open connections, and its stored verdicts on cases, such as answers.
     `run` and `servers` are for other threads; the coroutines run on the asker's event loop.
     """
 
@@ -67,11 +69,11 @@ class ModelAsker(Generic[V]):
         return len(self._known) > 0
 
     def known(self, digest: str) -> V | None:
-        """Return the stored verdict on a case, of this process or an earlier one; None without one."""
+        """Return the verdict on the case with this digest that this or an earlier process stored; None without one."""
         return self._known.get(digest)
 
     async def once(self, digest: str, ask: Callable[[], Awaitable[V | None]]) -> V | None:
-        """Return the verdict on a case: the stored one, or the result of `ask`.
+        """Return the verdict on the case with this digest: the stored one, or the result of `ask`.
 
         Concurrent calls for equal cases share one call of `ask`. A verdict is stored before it is returned. Without a
         verdict nothing is stored, so a later step may ask again.

@@ -8,13 +8,13 @@ from typing import Literal
 Overlong = Literal["none", "buffer"]
 
 BUFFER_SHARE = 8
-"""The buffer is the last one of this many equal parts of the maximum length."""
+"""Maximum length divided by the length of the buffer, the range at its end in which responses are penalised."""
 
 OVERLONG_PARTS: Mapping[Overlong, Mapping[str, str]] = {
     "none": {},
     "buffer": {"overlong": "0, or minus the share of the buffer at the end of the length that the response fills"},
 }
-"""Value of `rl.overlong` -> parts that it adds to every reward."""
+"""Value of `rl.overlong` -> name and description of each part that it adds to every reward."""
 
 
 def overlong_penalty(length: int, limit: int) -> float:

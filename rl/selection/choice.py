@@ -1,4 +1,4 @@
-"""Choose the questions to train on: filter them, let the method order the rest, and take the first up to the limit.
+"""Choose the questions to train on: filter them, let the selection method order the rest, and take the first ones.
 
 Pure functions of arrays. The filters apply in the order of `DECISIONS`. Documented in docs/behaviour/selection.md.
 """
@@ -50,7 +50,8 @@ class Choice:
     """Number of each question's group, such as its Pareto front, int32; -1 for questions that a filter removed, and
     for all if the method has no groups."""
     parts: Mapping[str, np.ndarray]
-    """Name that the method declares -> its number for each question, float64; nan if a filter removed the question."""
+    """Name of a number that the method declares in `PARTS` -> its value for each question, float64; nan if a filter
+    removed the question."""
     place: np.ndarray
     """Position in the order of selection, from 0, int64; -1 for questions that are not selected."""
     quotas: Mapping[str, int]
@@ -109,7 +110,7 @@ class Choice:
         }
 
     def place_facts(self, number: int) -> dict[str, Any]:
-        """Return the columns of a question that come from the method: rank and parts."""
+        """Return the columns `rank` (group number or None) and `parts` (numbers) that the method gave a question."""
         rank = int(self.rank[number])
         return {
             "rank": rank if rank >= 0 else None,
@@ -128,7 +129,7 @@ def choose(
     spans: np.ndarray | None = None,
     seed: int = 0,
 ) -> Choice:
-    """Filter the questions, let the method order the rest and select up to the limit or the quotas.
+    """Filter the questions, let the selection method order the rest and select up to the limit or the quotas.
 
     `held_out` and `selected_before` (bool, one value per question) mark questions that are held out, and those that an
     earlier phase selected. `spans` (float64, one value per question) has the range of rewards in the question's

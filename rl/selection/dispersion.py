@@ -30,9 +30,9 @@ class Dispersion(NamedTuple):
     num_rollouts: np.ndarray
     """Number of all rollouts, int64."""
     num_usable: np.ndarray
-    """Number of usable rollouts, int64; the statistics below cover these."""
+    """Number of usable rollouts, int64; mean, deviations, minimum and maximum cover only these."""
     mean: np.ndarray
-    """Mean correctness, float64; this and all statistics below are nan if no rollout is usable."""
+    """Mean correctness, float64; like deviations, minimum and maximum, it is nan if no rollout is usable."""
     score_tool: np.ndarray
     """S_tool: population standard deviation of the number of executed calls."""
     score_corr: np.ndarray
@@ -50,7 +50,7 @@ class DispersionSums:
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
-        """Sum correctness from `low` to `high`, in millionths of that range."""
+        """Prepare sums of correctness values between `low` and `high`, in millionths of this range."""
         self._low, self._span = low, high - low
         self._rollouts, self._usable = _zeros(), _zeros()
         self._calls, self._calls_squared = _zeros(), _zeros()
@@ -135,7 +135,7 @@ def is_mixed(lowest: np.ndarray, highest: np.ndarray, domains: np.ndarray, mixed
     """Return whether each question has both right and wrong rollouts (bool array).
 
     A rollout of qa is right if its F1 is at least `mixed_f1`, one of math or choice if its correctness is 1. In other
-    domains a question is mixed if the numbers of its rollouts differ.
+    domains a question is mixed if its rollouts differ in correctness.
     """
     graded = (highest >= mixed_f1) & (lowest < mixed_f1)
     plain = (highest >= 1.0) & (lowest <= 0.0)

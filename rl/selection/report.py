@@ -35,7 +35,7 @@ _SIZES = ((1, 2.5), (2, 4.0), (8, 6.0))
 """Pairs of a minimum number of questions on a point and the size of its marker."""
 _LINES_SHOWN = 5
 _PARTS_DRAWN = 3
-"""Maximum number of parts of a method with a histogram."""
+"""Maximum number of histograms, each of one of the numbers that the method gives every question (its parts)."""
 _GREY = "#c8c8c8"
 
 
@@ -232,7 +232,7 @@ def _groups_of_method(choice: Choice) -> Figures:
 
 
 def _parts(choice: Choice) -> Figures:
-    """Return the mean of each part of the method, over ranked and over selected questions."""
+    """Return a table of the numbers that the method gives questions: means over ranked and over selected questions."""
     selected = choice.decisions == SELECTED
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (name, *map(_shown_mean, (values[choice.ranked], values[selected])), choice.method.PARTS[name])
@@ -361,7 +361,7 @@ def _draw_groups(axes: Any, choice: Choice, of_domain: str) -> None:
 
 
 def _draw_part(axes: Any, choice: Choice, name: str, of_domain: str) -> None:
-    """Draw histograms of a part of the method, over the ranked and over the selected questions."""
+    """Draw histograms of a number that the method gives questions: over the ranked and over the selected ones."""
     values = choice.parts[name]
     known = values[np.isfinite(values)]
     edges = np.linspace(known.min(initial=0.0), known.max(initial=1.0), 21)

@@ -276,7 +276,10 @@ class _SelectionRun:
                     self._context.write(RL_ROWS.kind, [row])
 
     def _spread_rollouts(self, is_chosen: np.ndarray, places: Mapping[str, int], rollouts: Buckets) -> None:
-        """Add a line per question and batch: the key, then rollout key, score, calls and usability of each rollout."""
+        """Add a JSON line to `rollouts` for each chosen question of each batch: its key and a list for each rollout.
+
+        A list has the key of the rollout, its score, its number of executed calls, and whether it is usable.
+        """
         for batch in self._score_batches():
             wanted = pa.array(is_chosen[self._questions.of(batch)])
             taken = batch.select(_OUTCOME).filter(wanted).to_pydict()

@@ -18,7 +18,7 @@ from treadle.core.store.storage import storage_errors
 _log = logging.getLogger(__name__)
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
-"""Limit of the safetensors format."""
+"""Maximum size of the header of a safetensors file in bytes, a limit of the format."""
 _TIED = "lm_head.weight"
 """Tensor that a file may omit if it is the same tensor as the input embeddings."""
 _FP32 = "F32"

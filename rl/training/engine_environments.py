@@ -85,7 +85,10 @@ def _check_route(search: SearchToolSettings, table: str) -> None:
 
 
 def _absolute(section: Any) -> Any:
-    """Return the section with absolute paths in its operational keys; changes of other keys would change the digest."""
+    """Return a section of settings with absolute paths in its operational keys, which its digest leaves out.
+
+    Paths in other keys are unchanged, because changes of these keys would change the digest.
+    """
     changed: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

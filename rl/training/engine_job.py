@@ -25,7 +25,10 @@ def engine_job(
     environments: Mapping[str, Mapping[str, Any]],
     experience: ExperienceFiles | None = None,
 ) -> EngineJob:
-    """Return the job of an engine that trains the policy in the folder `start`; `environments` are as data."""
+    """Return the job of an engine that trains the policy in the folder `start`.
+
+    `environments` has the settings of each environment by name, as JSON-able data.
+    """
     return EngineJob(
         model=str(start),
         environments=environments,

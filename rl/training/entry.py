@@ -86,7 +86,7 @@ def _check_several_contexts(address: Address, environment: EnvironmentSettings, 
 
 
 def _check_shares(address: Address, options: RlOptions, environments: Environments) -> None:
-    """Raise ConfigError for a share of an environment that no source of questions belongs to."""
+    """Raise ConfigError if `rl.shares` names an environment to which no source of questions belongs."""
     if unknown := sorted(options.shares.keys() - environments.keys()):
         raise ConfigError(
             f"{address}: rl.shares names {unknown[0]!r}, but the sources of questions belong to "

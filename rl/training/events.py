@@ -24,7 +24,7 @@ class EnvironmentFigures:
     reward: float | None
     """Mean reward."""
     score: float | None
-    """Mean score of the verdicts."""
+    """Mean score that the verdicts give the rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class RlStep:
     reward_std: float | None
     """Mean over groups of the standard deviation of rewards within each group."""
     score: float | None
-    """Mean score of the verdicts."""
+    """Mean score that the verdicts give the rollouts."""
     answered: float | None
     """Share of rollouts that ended with an answer."""
     cut_off: float | None
@@ -68,11 +68,11 @@ class RlStep:
     environments: Mapping[str, EnvironmentFigures] | None = None
     """Name -> figures of each environment, if there is more than one."""
     num_draws: int | None = None
-    """Number of draws of questions; like the next two values None without dynamic sampling."""
+    """Number of draws of questions; None without dynamic sampling."""
     num_dropped_groups: int | None = None
-    """Number of groups that dynamic sampling dropped for equal rewards."""
+    """Number of groups that dynamic sampling dropped for equal rewards; None without it."""
     num_surplus_groups: int | None = None
-    """Number of groups with different rewards that dynamic sampling did not need."""
+    """Number of groups with different rewards that dynamic sampling did not need; None without it."""
 
     num_lost: int | None = None
     """Number of rollouts without a reward because infrastructure failed each time; None if none was lost."""
@@ -81,24 +81,25 @@ class RlStep:
     num_too_long: int | None = None
     """Number of rollouts without a reward because their prompts left no room for a turn; None if there was none."""
     num_cancelled: int | None = None
-    """Number of rollouts that over-sampling cancelled; like the next five values None without over-sampling."""
+    """Number of rollouts that over-sampling cancelled; None without it."""
     cancelled_length: float | None = None
-    """Mean number of tokens that the policy had written in cancelled rollouts."""
+    """Mean number of tokens that the policy had written in the rollouts that over-sampling cancelled; None if there
+    were none."""
     num_unused: int | None = None
-    """Number of rollouts that finished in time and were not chosen."""
+    """Number of rollouts that finished in time, but that over-sampling did not choose to train on; None without it."""
     num_audited_groups: int | None = None
-    """Number of audited groups, in which no rollout was cancelled."""
+    """Number of audited groups, in which over-sampling cancelled no rollout; None without over-sampling."""
     length_bias: float | None = None
-    """Mean over audited groups of trained rollouts' mean tokens minus that of all; None without audited groups."""
+    """Mean tokens of the rollouts trained on minus that of all, averaged over audited groups; None without these."""
     reward_bias: float | None = None
-    """Mean over audited groups of trained rollouts' mean reward minus that of all; None without audited groups."""
+    """Mean reward of the rollouts trained on minus that of all, averaged over audited groups; None without these."""
 
     num_experiences: int | None = None
-    """Number of records in the pool of experience; like the next two values None without a pool."""
+    """Number of records in the pool of experience; None without a pool."""
     hinted: float | None = None
-    """Share of rollouts that saw experience."""
+    """Share of rollouts that saw experience; None without a pool."""
     hint_cut: float | None = None
-    """Share of rollouts that saw experience which was cut from their training prompts."""
+    """Share of rollouts that saw experience which was cut from their training prompts; None without a pool."""
 
     def as_row(self) -> dict[str, Any]:
         """Return a row of `rl_log`."""
@@ -170,7 +171,7 @@ class RlEvents(EventLog[RlStep]):
         self.validations: dict[int, Validation] = {}
         """Validations by step."""
         self.saved: dict[int, str] = {}
-        """Step -> name of its state's folder."""
+        """Step -> name of the folder of the state that was saved after it."""
         self.live_greedy: dict[int, Greedy] = {}
         """Step -> greedy completion by the policy in training."""
 

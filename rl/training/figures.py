@@ -133,7 +133,7 @@ def _common_means(rewards: Sequence[RewardedItem]) -> dict[str, Any]:
 
 
 def _mean_parts(rewards: Sequence[RewardedItem]) -> dict[str, float]:
-    """Return name -> mean of each part over the rewards that have it, by name."""
+    """Return name -> mean of each part of the rewards over those that have it, sorted by name."""
     values: dict[str, list[float]] = {}
     for reward in rewards:
         for name, value in reward.parts.items():

@@ -88,7 +88,7 @@ class Reinforcement(TrainingResult[RlStep]):
     chosen_step: int
     """Step whose state was exported as the model."""
     live_greedy: Greedy | None
-    """Greedy completion by the policy in training when the state was saved."""
+    """Greedy completion by the policy in training when it saved the state that was exported."""
 
     @property
     def chosen_validation(self) -> Validation | None:
@@ -152,7 +152,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         self.live_files = LiveFiles(self.folder.live)
 
     def _store_config(self) -> bool:
-        """Write the plan; return whether it was checked before."""
+        """Write the plan; return whether an earlier attempt stored an equal plan and the engine accepted it."""
         path, text = self.folder.plan, self.plan.to_json()
         same = path.is_file() and path.read_text(encoding="utf-8") == text
         path.write_text(text, encoding="utf-8")
@@ -253,7 +253,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         return super()._explain(command, child, code, error)
 
     def _discard_states(self) -> None:
-        """Delete states and rollouts of a training without effect."""
+        """Delete states and rollouts of a training that cannot be used, so that the next attempt begins again."""
         for path in (self.folder.output, self.folder.rollouts):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -18,7 +18,10 @@ from treadle.rl.training.plan import RlPlan
 
 
 def check_spread(selection: SelectionOptions, rollouts: PhaseRollouts, where: str) -> None:
-    """Raise ConfigError if no question could be selected from such rollouts; `where` is the selection's address."""
+    """Raise ConfigError if a selection from rollouts with these settings would select no question.
+
+    `where` is the selection's address, for messages.
+    """
     number = rollouts.samples_per_question
     if rollouts.split == "heldout":
         raise ConfigError(

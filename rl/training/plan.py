@@ -61,7 +61,7 @@ class RlPlan(Section):
     machine: Machine = Machine()
     """Hardware that the phase is trained on."""
     scorers: dict[str, AnyScorer] = {}
-    """Scorers of users that tasks name."""
+    """Scorers that the tasks name, by name; see `Plan.scorers`."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward; None if it is not used."""
     options: RlOptions
@@ -188,7 +188,10 @@ def plan_phase(
 
 
 def _check_shares(options: RlOptions, address: str, rows: Mapping[str, int]) -> None:
-    """Raise ConfigError if the rows of the environments do not match, or do not suffice for, the shares."""
+    """Raise ConfigError if an environment with rows has no share, or has fewer rows than its share of a step may need.
+
+    Nothing is checked if `rl.shares` is empty.
+    """
     shares = options.shares
     if not shares:
         return

@@ -104,7 +104,7 @@ def by_environment(metric: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def turn_metrics(num_turns: Sequence[int]) -> dict[str, float]:
-    """Return the mean and the 95th percentile of the turns of scored rollouts; empty if there is none."""
+    """Return the mean and the 95th percentile of the number of turns of scored rollouts; empty if there are none."""
     if not num_turns:
         return {}
     ordered = sorted(num_turns)

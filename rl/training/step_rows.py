@@ -101,7 +101,10 @@ def _sign(rest: Fraction, step: int) -> int:
 
 
 def _is_before(one: Fraction, other: Fraction, step: int) -> bool:
-    """Return whether the characteristic string of `one` is larger, from a step on; strings end at their first 0."""
+    """Return whether the PF algorithm's characteristic string of `one` is larger than that of `other`, from a step on.
+
+    Strings end at their first 0. Two that are equal for `_LOOKAHEAD` steps count as equal.
+    """
     if one == other:
         return False
     mine = theirs = 0
@@ -125,7 +128,10 @@ class _Passes:
     """Rows of the current pass that have not been taken."""
 
     def take(self, count: int) -> list[int]:
-        """Return the next rows; if a new pass begins in this step, rows that the step already has come later in it."""
+        """Return the next rows of a step.
+
+        If the current pass has too few rows, a new pass begins, in which rows that the step already has come later.
+        """
         taken, self.left = self.left[:count], self.left[count:]
         if len(taken) < count:
             order = list(self.rows)

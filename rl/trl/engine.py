@@ -101,7 +101,7 @@ class TrlEngine(RlEngine):
 
     @property
     def cancels_rollouts(self) -> bool:
-        """True: rollouts end between two batches of requests."""
+        """True: rollouts can be cancelled between two batches of their requests."""
         return True
 
     def check_plan(self, plan: RlPlan) -> None:

@@ -32,7 +32,7 @@ _DTYPE = {"auto": "bfloat16", "bf16": "bfloat16", "fp16": "float16"}
 _UNBOUNDED_RATIO = 1e6
 """Ratio of the dual clip if it is disabled; verl always has one, and this value never applies."""
 _ANSWER_TOKENS = 8192
-"""Minimum number of tokens per forward pass on a GPU if `per_device_batch_size` is not set."""
+"""Lower bound of the maximum tokens per pass on a GPU if `per_device_batch_size` is not set."""
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 _RESERVED = ("null", "true", "false", "inf", "nan")
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -343,7 +343,11 @@ def _defaults(plan: RlPlan) -> dict[str, JsonValue]:
 
 
 def _tokens_per_device(plan: RlPlan) -> int:
-    """Return the maximum tokens of a forward and backward pass: twice the longest trajectory, for each of a batch."""
+    """Return the maximum tokens of a forward and backward pass.
+
+    It is `per_device_batch_size` times twice the longest trajectory. Without that key, it is twice the longest
+    trajectory, but at least `_ANSWER_TOKENS`.
+    """
     options = plan.options
     longest = options.max_prompt_tokens + options.max_response_tokens
     if options.per_device_batch_size is None:

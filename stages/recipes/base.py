@@ -24,8 +24,8 @@ class Step:
         reads: `stage.input` -> instances of the same iteration that replace the stage's default input, such as
             `dpo.preferences` -> `("preferences@turn",)`.
 
-    In phases, a stage runs if it or a later one of the step is requested. Without a stage that trains, only the first
-    phase runs.
+    With `each` = `phase`, `Recipe.goals` decides which stages of the step run. If no stage of the step trains a policy,
+    only the first phase runs.
     """
 
     stages: tuple[str, ...]
@@ -44,4 +44,5 @@ class Recipe(Entry):
     steps: ClassVar[tuple[Step, ...]] = ()
     """Steps of one iteration, producers first."""
     goals: ClassVar[tuple[str, ...]] = ()
-    """Stages for whose sake a step for each phase runs: it runs up to the last of them that is requested."""
+    """Stages up to which the steps with `each` = `phase` run: such a step ends with the last of these stages that the
+    flow requests, and is skipped if the flow requests no such stage."""

@@ -14,7 +14,7 @@ from treadle.stages.registry import stage_entry
 
 
 def _recipe(found: Any, place: str) -> type[Recipe]:
-    """Return a class of recipes; raise ConfigError if its steps cannot be run."""
+    """Return `found` as a recipe class; raise ConfigError if it is none, or if its steps cannot be run."""
     if not (isinstance(found, type) and issubclass(found, Recipe)):
         raise ConfigError(f"flow.recipe.type: {place} is not derived from treadle.api.Recipe")
     recipe: type[Recipe] = found

@@ -35,8 +35,8 @@ class TrlReporter(TrainerCallback):  # type: ignore[misc]
         self._weight_change: WeightChange | None = None
         self._figures: dict[str, Any] = {}
         self.greedy_of_state: Callable[[], dict[str, Any]] = dict
-        """Function that returns `ids` and `margins` of a greedy completion by the policy in training, when a state
-        is saved."""
+        """Function that returns a greedy completion by the policy in training, as `continue_greedily` does; it is
+        called when a state is saved."""
 
     def heartbeat(self) -> None:
         """Write the event `heartbeat`, unless an event was written in the last few seconds."""

@@ -32,9 +32,11 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     _norms: Sequence[float] = ()
     _buffered_inputs: Any
     own_advantages: Sequence[Sequence[float]] | Sequence[float] = ()
-    """Advantage of each row of this process, in the order of the rollouts, or of each of its completion ids."""
+    """Advantages of the rows of this process, in the order of the rollouts: a number for each row, or for each
+    completion id of a row."""
     own_hint_cut: Sequence[bool] = ()
-    """Whether the policy saw a hint in each of these rows that its prompt lacks; empty if hints are not used."""
+    """For each row of this process, whether the policy saw a hint that is missing in the row's prompt; empty if hints
+    are not used."""
     _inputs: Any = None
 
     def follow(self, plan: RlPlan, rows: Sequence[Task]) -> None:

@@ -156,7 +156,7 @@ class RolloutFunction:
 
 
 def _drawn(one: ScoredGroup) -> tuple[dict[str, str], Sequence[RewardedItem]]:
-    """Return the columns of the question of a group, and its rewards."""
+    """Return key, data set and environment of a group's question as columns, and the rewards of the group."""
     question = one.group.question
     columns = {"question_key": question.key, "dataset": question.dataset, "environment": question.environment}
     return columns, one.rewards

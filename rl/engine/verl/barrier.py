@@ -33,13 +33,14 @@ class GroupBarrier(Generic[T]):
         self._groups: dict[GroupKey, _PendingGroup[T]] = {}
 
     def __len__(self) -> int:
-        """Return the number of groups that are still held."""
+        """Return the number of groups in progress, and of failed groups that have not been dropped."""
         return len(self._groups)
 
     async def join(self, key: GroupKey, session: int, size: int, make: Callable[[], Awaitable[Sequence[T]]]) -> T:
-        """Join a group as session 0 <= `session` < `size` and return that item of the result of `make`.
+        """Join a group as session number `session`, and return the item of this number in the result of `make`.
 
-        Only the `make` of the first session to arrive is called, once. Raises GroupFailed.
+        Numbers are from 0 to `size` - 1. `make` rolls out the group; only that of the first session to arrive is
+        called, once. Raises GroupFailed.
         """
         group = self._groups.get(key)
         if group is None:
@@ -79,7 +80,7 @@ class _PendingGroup(Generic[T]):
 
     @property
     def failed(self) -> bool:
-        """True if the group ended without its items."""
+        """True if the group ended with an error."""
         return self._end.done() and self._end.exception() is not None
 
     def arrive(self, session: int) -> None:
@@ -90,7 +91,7 @@ class _PendingGroup(Generic[T]):
         self._settle()
 
     async def end(self) -> Sequence[T]:
-        """Wait for the items and return them; raise GroupFailed."""
+        """Wait for the end of the group and return its items, one for each session; raise GroupFailed."""
         return await asyncio.shield(self._end)
 
     def leave(self) -> bool:

@@ -142,8 +142,8 @@ def _command_line(overrides: Sequence[str], python: str = sys.executable) -> lis
 def cluster_script(plan: RlPlan, python: str, overrides: Sequence[str]) -> str:
     """Return a shell script for a cluster: `head` and `train` on the first node, `worker` on the others, `stop` on all.
 
-    All nodes must see the training's folder, the engine's environment and Treadle's code at the same paths, and
-    `PYTHONPATH` must name the last: Ray passes the environment of `ray start` to its workers.
+    All nodes must see the training's folder, the engine's Python environment and Treadle's code at the same paths.
+    `PYTHONPATH` must name the folder with Treadle's code: Ray passes the variables of `ray start` to its workers.
     """
     machine = plan.machine
     ray = [python, "-m", "ray.scripts.scripts"]

@@ -148,7 +148,10 @@ class LoopHost:
     def _credited(
         self, sample: Sample, group: Group, rewards: list[RewardedItem]
     ) -> tuple[list[RewardedItem], Sequence[list[float] | None]]:
-        """Return the rewards with the parts of the credit rule, and its advantages, if it computes them."""
+        """Return the rewards with the credit rule's parts added, and each trajectory's advantages by turn.
+
+        If the rule is not applied, return the rewards unchanged, and None in place of advantages.
+        """
         options = self._plan.options
         # verl's dynamic sampling drops groups with equal rewards, so the credit rule, which may cost money, is skipped.
         dropped = options.dynamic_sampling and len({one.reward for one in rewards if one.scored}) < 2

@@ -33,8 +33,7 @@ from treadle.rl.experience.service.workspaces import Workspaces
 
 
 def make_app(config: ExperienceServiceConfig, roles: tuple[RoleSettings, RoleSettings] | None) -> FastAPI:
-    """Create the application; without roles it only retrieves.
-
+    """Create the application; without `roles` (summariser and validator) it only retrieves experience.
     Raises ConfigError if a token is required and missing, and DataError for a pool that cannot be read.
     """
     options, token = config.experience, config.service.token()

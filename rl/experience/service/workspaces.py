@@ -28,7 +28,10 @@ class Workspaces:
     """Pools by workspace, kept below the service's folder; use it on one event loop."""
 
     def __init__(self, config: ExperienceServiceConfig, roles: Sequence[RoleSettings] = ()) -> None:
-        """Read the files of `experience.pool`; raise DataError if that fails. `roles` are those of the author."""
+        """Read the files of `experience.pool`; raise DataError if that fails.
+
+        `roles` are the settings of summariser and validator; empty if the service only retrieves experience.
+        """
         self._options = config.experience
         self._author = author_digest(roles, config.experience, config.seed)
         self._storage = LocalStorage(config.service.folder)
@@ -51,7 +54,7 @@ class Workspaces:
         """Make experience from trajectories, add it to a workspace and return the added records.
 
         The same trajectories are summarised once; a repeated request gets the same answer. Raises ModelErrors if a
-        model cannot be reached or is too slow; replies that came before are stored and used by the next request.
+        model cannot be reached or is too slow; replies before such an error are stored, and the next request uses them.
         """
         name = job_key("trajectories", [[one.messages, one.score] for one in played])
         store = self._store(workspace)

@@ -114,7 +114,7 @@ def _add_distances(distance: np.ndarray, values: np.ndarray, rank: np.ndarray, o
 
 
 def _turns(group: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Return, for each question, how many questions of its group have a lower place."""
+    """Return for each question how many questions with the same value in `group` have a lower value in `place`."""
     order = np.lexsort((place, group))
     turns = np.empty(len(order), np.int64)
     if len(order):
