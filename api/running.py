@@ -222,6 +222,9 @@ def outside_event_loop(work: Callable[[], T]) -> T:
 
 
 def _interrupt(thread: threading.Thread) -> None:
-    """Raise KeyboardInterrupt in a thread; its event loop wakes up several times a second and ends in order."""
+    """Raise KeyboardInterrupt in a thread the next time that it runs Python code.
+
+    Treadle's event loops do so several times a second, even while they wait; they then cancel their tasks.
+    """
     assert thread.ident is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))

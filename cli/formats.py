@@ -65,7 +65,11 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
 
 
 def _load(points: list[EntryPoint], attribute: str) -> click.Command | None:
-    """Return an attribute of a format, None if only the other one exists; raise ConfigError for an unusable format."""
+    """Return the command of a format that `attribute` names: `import_command` or `export_command`.
+
+    Returns None if the format has only the other command. Raises ConfigError if it has no valid command, cannot be
+    loaded or is registered twice.
+    """
     registered_by = " and ".join(sorted(_distribution(point) for point in points))
     what = f"the format {points[0].name!r} (registered by {registered_by})"
     if len(points) > 1:

@@ -28,7 +28,7 @@ def print_environment(name: str, environment: EnvironmentSettings) -> None:
 
 
 def print_scorer(name: str, scorer: Scorer) -> None:
-    """Print the parts and keys of an entry of `scorers`."""
+    """Print what an entry of `scorers` has: the names of the parts of its scores, and its configuration keys."""
     lines = [f"part {part}: {line}" for part, line in scorer.PARTS.items()]
     print_keys(f"parts and keys of {scorer.type} (under scorers.{name}):", lines + own_keys(scorer, Scorer))
 

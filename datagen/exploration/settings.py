@@ -100,9 +100,9 @@ class ExplorationOptions(Section):
     calibration_tasks: int = Field(default=20, ge=0)
     """Number of seed tasks on which a grader is compared with the environment's score of rollouts of the solver."""
     min_agreement: float = Field(default=0.7, ge=0.0, le=1.0)
-    """Least share of these rollouts on which both say the same, also if those that the environment scored right and
-    wrong count alike; below it, or if the environment scored all the same, the stage fails before tasks are replayed.
-    0 checks nothing."""
+    """Minimum share of these rollouts on which grader and environment agree, and minimum mean of two such shares: among
+    the rollouts that the environment scored right, and among those that it scored wrong. The stage fails before tasks
+    are replayed if either is lower, or if the environment scored all rollouts the same. 0 disables the check."""
     profiles: Operational[dict[str, Path]] = {}
     """TOML or JSON file that describes an environment, by its name (`default` is `[environment]`); default: the one
     shipped for its type. The fingerprint contains the content, not the path."""

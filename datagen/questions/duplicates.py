@@ -110,7 +110,7 @@ class _Buckets:
         return [hash((start, values[start:end].tobytes(), signature)) for start, end in self._ranges]
 
     def add(self, keys: Iterable[int], number: int) -> None:
-        """Add a question to its buckets; numbers must be added in ascending order."""
+        """Add a question, by its number in the index, to its buckets; questions must be added in ascending order."""
         for key in keys:
             found = self._numbers.get(key)
             if found is None:
@@ -121,7 +121,7 @@ class _Buckets:
                 found.append(number)
 
     def lists(self, keys: Iterable[int]) -> list[Sequence[int]]:
-        """Return the numbers in each non-empty bucket, ascending."""
+        """Return the question numbers in each non-empty bucket, ascending."""
         found = [self._numbers[key] for key in keys if key in self._numbers]
         return [(numbers,) if isinstance(numbers, int) else numbers for numbers in found]
 

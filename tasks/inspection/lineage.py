@@ -264,7 +264,7 @@ def _fine_tuning(run: Run, key: str, iteration: int) -> list[LineageStep]:
 
 
 def _selections(run: Run, question_key: str, *, of_rollout: FoundRollout | None = None) -> list[LineageStep]:
-    """Return the phases that selected a question; with `of_rollout` only those that its rollout counted for."""
+    """Return a step per phase that selected a question; with `of_rollout`, only phases that used this rollout."""
     columns = ("question_key", "method", "rank", "parts", "score_tool", "score_corr", "parents")
     iteration, key = (of_rollout.address.iteration, of_rollout.rollout["rollout_key"]) if of_rollout else (None, "")
     return [

@@ -49,7 +49,7 @@ class InstanceDiff:
     tables: tuple[TableChange, ...]
     settings: tuple[Change, ...]
     inputs: tuple[str, ...]
-    """Addresses whose results differ as inputs of the two."""
+    """Addresses of the instances whose tables differ between the inputs of the two results."""
     metrics: tuple[Change, ...]
     reused_from: tuple[str, str] = ("", "")
     """For each run, the earlier iteration that the result was reused from; empty if it was not reused."""

@@ -101,7 +101,7 @@ def _settings_of(
 ) -> dict[str, Any]:
     """Return the fields of a deployment that Treadle keeps up to date, by their names in Prefect's API.
 
-    `parameters` is not one: it is only set when the deployment is created.
+    `parameters` is not among them: it is only set when the deployment is created.
     """
     return {
         "description": item.description,
