@@ -36,7 +36,7 @@ class FormatGroup(click.Group):
         return [*super().list_commands(ctx), *self._formats()]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the own commands, then the formats under a heading."""
+        """Write the group's own commands, then those of the registered formats under a heading."""
         click.Group(commands=self.commands).format_commands(ctx, formatter)
         if rows := [(name, command.get_short_help_str(90)) for name, command in self._formats().items()]:
             with formatter.section(HEADING):

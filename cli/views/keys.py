@@ -15,7 +15,7 @@ from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
 
 
 def print_environment(name: str, environment: EnvironmentSettings) -> None:
-    """Print the keys that the type of an environment adds, and the tools and keys of its tools."""
+    """Print the configuration keys that the type of an environment adds, then the schemas and keys of its tools."""
     table = table_of(name)
     is_shipped = environment.type == DEFAULT_TYPE  # its keys are in the reference
     if not is_shipped and (keys := own_keys(environment, EnvironmentSettings)):

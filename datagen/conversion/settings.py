@@ -70,7 +70,7 @@ class ConversionOptions(Section):
     pending_retries: Operational[int] = Field(default=2, ge=0)
     """Number of further passes over trajectories that infrastructure errors left pending."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Pause in seconds before the first such pass; doubled for each further one."""
+    """Pause in seconds before the first further pass over pending trajectories; doubled for each later one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Maximum number of prompt and completion tokens of the teacher. Exceeding it stops the run, which can be resumed
     with a higher limit."""

@@ -96,7 +96,8 @@ class ExplorationOptions(Section):
     """What drops tasks before they are replayed, one after the other."""
     grader: str = BY_ENVIRONMENT
     """Grader of rollouts of the new tasks, here and in every stage that scores them: `env` for the environment,
-    if it scores by references, or an entry of the table `scorers` whose type is a grader such as `llm-binary-gt`."""
+    if it scores new tasks by their reference actions, or an entry of the table `scorers` whose type is a grader such as
+    `llm-binary-gt`."""
     calibration_tasks: int = Field(default=20, ge=0)
     """Number of seed tasks on which a grader is compared with the environment's score of rollouts of the solver."""
     min_agreement: float = Field(default=0.7, ge=0.0, le=1.0)
@@ -118,7 +119,7 @@ class ExplorationOptions(Section):
     max_questions: int | None = Field(default=None, ge=1)
     """Most seed tasks, taken from the start of their order; None means all."""
     max_questions_per_dataset: int | None = Field(default=None, ge=1)
-    """The same for each data set."""
+    """Most seed tasks of each data set, taken from the start of their order; None means all."""
     datasets: tuple[str, ...] = ()
     """Data sets to explore; empty means all."""
     max_error_rate: float = Field(default=0.1, ge=0.0, le=1.0)
@@ -131,11 +132,12 @@ class ExplorationOptions(Section):
     pending_retries: Operational[int] = Field(default=2, ge=0)
     """Further passes over jobs that failed because of infrastructure."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Seconds before the first of these passes; doubled for each further one."""
+    """Seconds before the first further pass over these jobs; doubled for each later one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Most prompt and sampled tokens of all roles. Past it the run stops; it can be resumed with a larger limit."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
-    """Most money spent by this stage, in the currency of the models' prices. Past it the run stops in the same way."""
+    """Most money spent by this stage, in the currency of the models' prices. Past it the run stops; it can be resumed
+    with a larger limit."""
 
     @model_validator(mode="after")
     def _check_calibration(self) -> Self:

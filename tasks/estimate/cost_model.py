@@ -160,7 +160,7 @@ def scores_cost(
 
 @dataclass(frozen=True, slots=True)
 class PhaseSize:
-    """Number of rollouts in one phase of reinforcement learning."""
+    """Steps and rollouts that remain in one phase of reinforcement learning."""
 
     num_steps: int
     num_rollouts: int

@@ -55,7 +55,7 @@ def preview(
 
 
 class _Counter:
-    """Finds the input tables of instances and counts their finished jobs."""
+    """Counter of the finished and open jobs of instances, which finds their input tables."""
 
     def __init__(self, items: Mapping[str, Instance], steps: Sequence[PlannedStep], run: Run) -> None:
         self._items, self._run = items, run

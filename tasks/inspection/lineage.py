@@ -85,7 +85,7 @@ class FoundRollout:
 
 @dataclass(frozen=True, slots=True)
 class LineageStep:
-    """One step of a lineage: a row of a table, the artifact that holds it, or the pool of a question (fact `pool`)."""
+    """One step of a lineage; `facts` name a row, the artifacts that hold it, or a question's pool (under `pool`)."""
 
     label: str
     facts: dict[str, Any] = field(default_factory=dict)

@@ -28,7 +28,7 @@ _GAINED = (("first", False), ("second", True))
 _LOST = (("first", True), ("second", False))
 
 _SHOWN = 10
-"""Maximum number of questions shown per side of a pair on a data set."""
+"""Maximum number of gained questions, and of lost ones, that are shown per pair and data set."""
 _CHARS = 240
 _ANSWER_CHARS = 80
 

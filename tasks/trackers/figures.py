@@ -98,5 +98,5 @@ def _scores(run: Run, summary: Any) -> Iterator[tuple[list[str], float]]:
 
 
 def _name(part: str) -> str:
-    """Return a part of a name with the characters that all trackers accept."""
+    """Return a part of a name, with characters that some tracker does not accept replaced by `_`."""
     return re.sub(r"[^A-Za-z0-9_. -]+", "_", part)
