@@ -111,7 +111,7 @@ class ExplorationOptions(Section):
     """Folder with files that replace the prompts of the same names; the fingerprint contains their texts, not the
     path."""
     attempts: int = Field(default=6, ge=1, le=16)
-    """Most requests for a summary until one can be read."""
+    """Most requests to the summariser about one exploration, until a reply can be read."""
     step_chars: int = Field(default=2000, ge=80)
     """Most characters of an action or an observation that the summariser is shown."""
     summary_time_s: float = Field(default=600.0, gt=0)
@@ -168,7 +168,7 @@ class ExplorationSettings(MixedSettings):
     grader: AnyScorer | None = None
     """Grader that `options.grader` names; None for the environment."""
     scorers: dict[str, AnyScorer] = {}
-    """Scorers of users that the questions name; they score the seed tasks that a grader is compared on."""
+    """User-defined scorers that the questions name; they score the seed tasks that a grader is compared on."""
     profiles: dict[str, Profile] = {}
     """Descriptions of the environments for models, by name."""
     prompt_digests: dict[str, str] = {}

@@ -54,7 +54,7 @@ class CallView:
     _tools: Mapping[str, str]
     """Tag -> name of its tool."""
     _has_reasoning: bool
-    """Whether the model's reasoning is outside its text; new thoughts are written in the same way."""
+    """Whether the model's reasoning is in segments of its own, not in its text; new thoughts are then too."""
 
     @classmethod
     def of(cls, native: Trajectory) -> CallView:

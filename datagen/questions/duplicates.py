@@ -86,7 +86,7 @@ def _cached_features(text: str) -> QuestionFeatures:
 
 
 def _features(text: str) -> QuestionFeatures:
-    """Return the features of a text; those of short texts that were compared recently are kept."""
+    """Return the features of a text; a cache has those of short texts that were compared recently."""
     return _cached_features(text) if len(text) <= _MAX_CACHED_CHARS else QuestionFeatures(tokenize(text))
 
 
@@ -182,9 +182,10 @@ class DuplicateIndex:
         return None
 
     def _is_first_with(self, payload: bytes) -> bool:
-        """Return whether no kept question has the payload; the only one that has it is indexed now.
+        """Return whether no kept question has the payload.
 
-        Most payloads occur once, and such a question repeats none, so it need not be compared or indexed.
+        If exactly one has it, that question is indexed now. Most payloads occur once, and a question with such a
+        payload repeats no other, so it need not be compared or indexed.
         """
         if payload not in self._alone:
             self._alone[payload] = len(self._kept)

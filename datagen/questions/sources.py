@@ -220,9 +220,9 @@ class QuestionsSettings(Section):
     environments: dict[str, TaskEnvironment] = {}
     """Facts about the environments of the sources, by name; filled in when the run starts."""
     scorers: Operational[dict[str, dict[str, Any]]] = {}
-    """Settings of the scorers of users that sources name, by name; filled in when the run starts."""
+    """Settings of the user-defined scorers that sources name, by name; filled in when the run starts."""
     without_answers: tuple[str, ...] = ()
-    """Names of the scorers of users that need no gold answers; filled in when the run starts."""
+    """Names of the user-defined scorers that need no gold answers; filled in when the run starts."""
     seed: int = 0
     """Seed of the tasks of environments: the run's; filled in when the run starts."""
 

@@ -34,7 +34,7 @@ class TableChange:
 
     kind: str
     first_rows: int | None
-    """None if the first run has no such table."""
+    """Number of rows in the first run; None if it has no such table."""
     second_rows: int | None
     is_same: bool
     """True if the digests are equal, that is, both tables have the same content."""

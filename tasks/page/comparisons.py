@@ -138,7 +138,7 @@ def _reported(models: Sequence[EvaluatedModel]) -> list[Row]:
 def _cross_run_comparisons(models: Sequence[EvaluatedModel]) -> list[Row]:
     """Return comparisons of pairs of models of different runs.
 
-    The two have the same name, or neither has a namesake in the other's run.
+    Two models are compared if they have the same name, or if neither's name occurs in the run of the other.
     """
     pairs = [
         (first, second)

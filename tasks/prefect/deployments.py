@@ -119,7 +119,7 @@ def _settings_of(
 def _make_deployment(client: SyncPrefectClient, item: FlowDeployment, flow_id: UUID, settings: dict[str, Any]) -> None:
     """Create a deployment, or update what differs; its schedules, and parameters that were changed, stay.
 
-    Prefect's way to update one is to create it again, which deletes its schedules.
+    Prefect's way to update a deployment is to create it again, which deletes its schedules.
     """
     from prefect.client.schemas.actions import DeploymentUpdate
     from prefect.exceptions import ObjectNotFound
