@@ -116,7 +116,10 @@ def _listed(given: Any) -> list[Any]:
 def _resolved(
     given: Sequence[Config], files: Sequence[Path], root: str | Path, name: str, overrides: Sequence[str]
 ) -> TreadleConfig:
-    """Return the configuration: files, then tables of keys, then overrides; without any, that of the existing run."""
+    """Return the configuration: that of the files, with the keys of `given` tables and then `overrides` on top of it.
+
+    Without files and tables, it is that of the existing run with `overrides`. A TreadleConfig must be given alone.
+    """
     whole = [one for one in given if isinstance(one, TreadleConfig)]
     if whole and len(given) > 1:
         raise ConfigError("a TreadleConfig is a whole configuration; give it alone, or files and dicts of keys")
@@ -222,6 +225,9 @@ def outside_event_loop(work: Callable[[], T]) -> T:
 
 
 def _interrupt(thread: threading.Thread) -> None:
-    """Raise KeyboardInterrupt in a thread; its event loop wakes up several times a second and ends in order."""
+    """Raise KeyboardInterrupt in a thread the next time that it runs Python code.
+
+    Treadle's event loops do so several times a second, even while they wait; they then cancel their tasks.
+    """
     assert thread.ident is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))

@@ -36,7 +36,7 @@ class FormatGroup(click.Group):
         return [*super().list_commands(ctx), *self._formats()]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the own commands, then the formats under a heading."""
+        """Write the group's own commands, then those of the registered formats under a heading."""
         click.Group(commands=self.commands).format_commands(ctx, formatter)
         if rows := [(name, command.get_short_help_str(90)) for name, command in self._formats().items()]:
             with formatter.section(HEADING):
@@ -65,7 +65,11 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
 
 
 def _load(points: list[EntryPoint], attribute: str) -> click.Command | None:
-    """Return an attribute of a format, None if only the other one exists; raise ConfigError for an unusable format."""
+    """Return the command of a format that `attribute` names: `import_command` or `export_command`.
+
+    Returns None if the format has only the other command. Raises ConfigError if it has no valid command, cannot be
+    loaded or is registered twice.
+    """
     registered_by = " and ".join(sorted(_distribution(point) for point in points))
     what = f"the format {points[0].name!r} (registered by {registered_by})"
     if len(points) > 1:

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C, SIGTERM and a closed terminal: end a command in order and with one exit code.
+"""Handle Ctrl-C, SIGTERM and a closed terminal: let a command clean up, then exit with one exit code.
 
 Imports only a little of the standard library: signals are handled before anything else is loaded.
 """

@@ -51,7 +51,7 @@ root_option = click.option(
 
 
 def run_or_last(root: str | Path) -> str:
-    """Return the run of a root that changed last, and name it on standard error; without runs, report a usage error."""
+    """Return the last changed run of a root and print its name to standard error; report a usage error without runs."""
     from treadle.tasks.inspection.overview import last_run
 
     if (found := last_run(root)) is None:

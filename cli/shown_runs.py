@@ -22,7 +22,7 @@ def prefect_wanted(flag: bool, config: TreadleConfig) -> bool:
     """Return whether PREFECT_API_URL is set, so that a flow run is used; if so, load API keys from Prefect's blocks.
 
     The keys are loaded before the flow run begins, because checking model servers and search services may need them.
-    Raises ConfigError if the flag is set and no server is named.
+    Raises ConfigError if `flag` is set and PREFECT_API_URL is not, or if no server answers there.
     """
     from treadle.core.errors import ConfigError
     from treadle.tasks.doctor import require_prefect

@@ -43,7 +43,7 @@ class TreadleConfig(FlowTables, RlTables, DataTables, MixedSettings, _Tables):
     models: Growing[dict[str, ModelSettings]] = {}
     """Models by name. The name appears in addresses (`1/rollouts@<name>`) and in reports."""
     sft: SftOptions = SftOptions()
-    """Stage `sft`: how a model is fine-tuned on these rows."""
+    """Stage `sft`: how a model is fine-tuned on the rows of `sft_rows`."""
     rollouts: RolloutOptions = RolloutOptions()
     """Stage `rollouts`: number of rollouts per question, and how they are sampled."""
     scorers: Revisable[dict[str, AnyScorer]] = {}

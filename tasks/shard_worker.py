@@ -64,9 +64,9 @@ def work_at(
 ) -> int:
     """Work on shards of an instance until no shard is left to claim; return how many this process worked through.
 
-    Companions and model servers that the configuration asks for are started by this process too, unless the companions
-    run on this machine, and after waiting for their GPUs. Errors: see `help_instance`, and EngineError as in
-    `running_companions` and `ModelServers.serving`.
+    This process starts the companions and model servers that the configuration asks for, except companions that already
+    run on this machine; it waits for the GPUs of model servers first. Errors: see `help_instance`, and EngineError as
+    in `running_companions` and `ModelServers.serving`.
     """
     watch = watch_leases(run.storage)
     if not has_free_shards(wanted, run, watch):

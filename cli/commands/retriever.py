@@ -45,7 +45,7 @@ class _IndexOptions:
     overrides: tuple[str, ...]
 
     def configured(self, service: Mapping[str, Any] = MappingProxyType({})) -> RetrieverConfig:
-        """Return the configuration; `service`: keys of that table, None for those not given."""
+        """Return the configuration; `service`: keys of its table `service`, None for options that were not given."""
         from treadle.agent.pages.server_config import RetrieverConfig
         from treadle.core.config import load_config
 

@@ -111,7 +111,7 @@ def _opened(folder: str | Path | None, run_id: str | None, root: str | Path) -> 
 
 
 def _wanted(source: _Source, key: str | None, query: str | None, url: str | None) -> Entry:
-    """Return the entry with a key, of a query or of a URL; raise DataError if there is none."""
+    """Return the entry with this key, of this query or of the page at this URL; raise DataError if there is none."""
     from treadle.core.errors import DataError
     from treadle.web.keys import loose_key, page_key, search_key
     from treadle.web.pages.passages import clean_line, language_of

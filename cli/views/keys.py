@@ -15,7 +15,7 @@ from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
 
 
 def print_environment(name: str, environment: EnvironmentSettings) -> None:
-    """Print the keys that the type of an environment adds, and the tools and keys of its tools."""
+    """Print the configuration keys that the type of an environment adds, then the schemas and keys of its tools."""
     table = table_of(name)
     is_shipped = environment.type == DEFAULT_TYPE  # its keys are in the reference
     if not is_shipped and (keys := own_keys(environment, EnvironmentSettings)):
@@ -28,7 +28,7 @@ def print_environment(name: str, environment: EnvironmentSettings) -> None:
 
 
 def print_scorer(name: str, scorer: Scorer) -> None:
-    """Print the parts and keys of an entry of `scorers`."""
+    """Print what an entry of `scorers` has: the names of the parts of its scores, and its configuration keys."""
     lines = [f"part {part}: {line}" for part, line in scorer.PARTS.items()]
     print_keys(f"parts and keys of {scorer.type} (under scorers.{name}):", lines + own_keys(scorer, Scorer))
 

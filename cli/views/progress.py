@@ -27,8 +27,8 @@ class ProgressView(FlowRunListener):
     def __init__(self, *, quiet: bool = False, steps: DemoSteps | None = None) -> None:
         """Set up the display.
 
-        `quiet`: only events other than stage progress are shown; `steps`: those of the demo, with their own
-        descriptions and durations.
+        `quiet`: only events other than stage progress are shown; `steps`: the instances of a demo, with their
+        own descriptions and durations.
         """
         self.records: list[StageRecord] = []
         """Records of all finished instances, in order."""
@@ -37,7 +37,7 @@ class ProgressView(FlowRunListener):
         self._quiet, self._steps = quiet, steps
 
     def begins(self, url: str) -> None:
-        """Show the page, as in `FlowRunListener.begins`."""
+        """Show the address of the flow run's page, as in `FlowRunListener.begins`."""
         self.url = url
         if url and not self._quiet:
             say(f"watch it in Prefect: {url}")

@@ -65,7 +65,10 @@ def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
 
 
 def _print_summary(run: Run, record: StageRecord, told: Collection[str]) -> None:
-    """Print the figures of a report, and the problems of compared instances whose addresses are not in `told`."""
+    """Print the figures of a report, and the problems of the rollouts and scores that it compares.
+
+    `told`: addresses of instances whose problems are left out, because their own summaries show them.
+    """
     from treadle.report.problems import compared_diagnoses
     from treadle.report.terminal import comparison_table, judges_table, summary_table
     from treadle.report.terminal_table import terminal_table

@@ -158,7 +158,11 @@ def _troubles(run: Run, statuses: Sequence[InstanceStatus]) -> list[Text]:
 
 
 def _cut_off(run: Run, statuses: Sequence[InstanceStatus], forced: bool) -> list[Text]:
-    """Return remarks on incomplete attempts of finished instances: forced runs, retries, filling of gaps."""
+    """Return remarks on finished instances: later attempts that did not complete, and rollouts that timed out.
+
+    Such an attempt was forced, retried some rows, or was to make rows that the result lacks. The remarks end with the
+    commands that run it again.
+    """
     options = run_options(run.run_id, run.storage.location())
     lines, commands = [], []
     for status in statuses:

@@ -175,7 +175,7 @@ def changes_view(changes: TrajectoryChanges, parent: dict[str, Any]) -> Group:
 
 
 def _marked(piece: ChangedSegment) -> Text:
-    """Render a segment with its mark on each line, leaving out the prefix that its counterpart shares."""
+    """Render a changed segment, each line marked by its side; a beginning that both sides share is left out."""
     mark, style = _MARKS[piece.side]
     text = sanitize(piece.text[piece.shared_chars :])
     if piece.shared_chars:

@@ -21,7 +21,7 @@ from treadle.environments.settings import EnvironmentSettings
 CONTENT_VERSION = 1
 """Version in the key of each job; increment it if rewrites are asked for or checked in another way."""
 _DECIDING = ("min_searches", "max_tokens", "attempts", "rewrite_time_s")
-"""Options that decide about a rewrite; the others select among finished ones, or are operational."""
+"""Options that a rewrite depends on; the other options select among finished rewrites, or change no result."""
 JUDGED = ("status", "reason", "reasons", "detail")
 LEFT_OUT = "left_out"
 

@@ -147,7 +147,7 @@ def _blocks(reply: str, dialect: PlanningDialect) -> list[Block]:
 
 
 def _plan(blocks: Sequence[Block], dialect: PlanningDialect) -> Plan:
-    """Return the plan; raise RewriteRefused unless there is exactly one, before the first call, that can be run."""
+    """Return the plan; raise RewriteRefused unless there is exactly one, valid and before the first call."""
     plans = [block for block in blocks if block.name == PLAN]
     first_call = next((block.start for block in blocks if block.name in dialect.tools), None)
     if first_call is None:

@@ -52,8 +52,9 @@ class ConversionOptions(Section):
     max_tokens: int | None = Field(default=2000, ge=1)
     """Maximum number of tokens of a rewrite, without its prompt; None for no limit."""
     parallel_share: float | None = Field(default=0.6, gt=0.0, lt=1.0)
-    """Share of rewrites with several queries in one batch, to which the more frequent kind is reduced; None keeps
-    all."""
+    """Share of parallel rewrites: those with several queries in one batch. If parallel or sequential rewrites exceed
+    their share, as many of them as needed are left out; if there are only rewrites of one kind, all are kept. None
+    keeps all."""
     tokenizer: Operational[Path | None] = None
     """Folder with the tokenizer that counts tokens, or `embedded`; None means that of `sft_rows`, then the policy's.
     Results depend on its digest, not its path."""
@@ -69,7 +70,7 @@ class ConversionOptions(Section):
     pending_retries: Operational[int] = Field(default=2, ge=0)
     """Number of further passes over trajectories that infrastructure errors left pending."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Pause in seconds before the first such pass; doubled for each further one."""
+    """Pause in seconds before the first further pass over pending trajectories; doubled for each later one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Maximum number of prompt and completion tokens of the teacher. Exceeding it stops the run, which can be resumed
     with a higher limit."""

@@ -84,7 +84,10 @@ def _served(role: RoleSettings) -> list[object]:
 
 
 def _grader(plan: Plan, address: Address, options: ExplorationOptions) -> Scorer | None:
-    """Return the grader of the new tasks; None if their environment scores them, which it must do by references."""
+    """Return the grader of the new tasks; None if their environment scores them by their reference actions.
+
+    Raises ConfigError if the environment cannot do so, or if the grader needs gold answers or does not exist.
+    """
     if options.grader != BY_ENVIRONMENT:
         grader = plan.scorers().get(options.grader)
         if grader is None or grader.NEEDS_ANSWERS:

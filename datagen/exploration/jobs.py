@@ -183,7 +183,7 @@ def exploring_task(row: Mapping[str, Any], instruction: str) -> Task:
 
 
 def objective_task(row: Mapping[str, Any], query: str, objective: Objective, key: str, scorer: str | None) -> Task:
-    """Return another task on the state of a seed task."""
+    """Return a task on the state of a seed task that asks `query` and has an objective of its own."""
     return _on_state_of(row, query, objective, key, scorer)
 
 

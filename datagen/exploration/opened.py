@@ -41,7 +41,7 @@ class OpenExploration:
     grader: RoleModel | None
 
     async def play(self, role: str, task: Task, *, seed: int, cache: CallCache, hint: str = "") -> Trajectory:
-        """Return a rollout of a task by the agent in a role; resumed from its cache.
+        """Return a rollout of a task by the agent in a role; replies that `cache` has are not requested again.
 
         Raises ToolError and ModelError if infrastructure keeps it from finishing.
         """

@@ -19,7 +19,7 @@ SOURCE = "exploration"
 DATASET_SUFFIX = "-explored"
 """Suffix of the data set of tasks that the stage makes; before it is the name of the seed task's data set."""
 SEED_KEY = "seed_key"
-"""Field of `meta` of these tasks with the key of the seed task."""
+"""Field of `meta` of a task that the stage makes, with the key of its seed task."""
 
 
 def task_row(

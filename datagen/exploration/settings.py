@@ -96,13 +96,14 @@ class ExplorationOptions(Section):
     """What drops tasks before they are replayed, one after the other."""
     grader: str = BY_ENVIRONMENT
     """Grader of rollouts of the new tasks, here and in every stage that scores them: `env` for the environment,
-    if it scores by references, or an entry of the table `scorers` whose type is a grader such as `llm-binary-gt`."""
+    if it scores new tasks by their reference actions, or an entry of the table `scorers` whose type is a grader such as
+    `llm-binary-gt`."""
     calibration_tasks: int = Field(default=20, ge=0)
     """Number of seed tasks on which a grader is compared with the environment's score of rollouts of the solver."""
     min_agreement: float = Field(default=0.7, ge=0.0, le=1.0)
-    """Least share of these rollouts on which both say the same, also if those that the environment scored right and
-    wrong count alike; below it, or if the environment scored all the same, the stage fails before tasks are replayed.
-    0 checks nothing."""
+    """Minimum share of these rollouts on which grader and environment agree, and minimum mean of two such shares: among
+    the rollouts that the environment scored right, and among those that it scored wrong. The stage fails before tasks
+    are replayed if either is lower, or if the environment scored all rollouts the same. 0 disables the check."""
     profiles: Operational[dict[str, Path]] = {}
     """TOML or JSON file that describes an environment, by its name (`default` is `[environment]`); default: the one
     shipped for its type. The fingerprint contains the content, not the path."""
@@ -110,7 +111,7 @@ class ExplorationOptions(Section):
     """Folder with files that replace the prompts of the same names; the fingerprint contains their texts, not the
     path."""
     attempts: int = Field(default=6, ge=1, le=16)
-    """Most requests for a summary until one can be read."""
+    """Most requests to the summariser about one exploration, until a reply can be read."""
     step_chars: int = Field(default=2000, ge=80)
     """Most characters of an action or an observation that the summariser is shown."""
     summary_time_s: float = Field(default=600.0, gt=0)
@@ -118,7 +119,7 @@ class ExplorationOptions(Section):
     max_questions: int | None = Field(default=None, ge=1)
     """Most seed tasks, taken from the start of their order; None means all."""
     max_questions_per_dataset: int | None = Field(default=None, ge=1)
-    """The same for each data set."""
+    """Most seed tasks of each data set, taken from the start of their order; None means all."""
     datasets: tuple[str, ...] = ()
     """Data sets to explore; empty means all."""
     max_error_rate: float = Field(default=0.1, ge=0.0, le=1.0)
@@ -131,11 +132,12 @@ class ExplorationOptions(Section):
     pending_retries: Operational[int] = Field(default=2, ge=0)
     """Further passes over jobs that failed because of infrastructure."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Seconds before the first of these passes; doubled for each further one."""
+    """Seconds before the first further pass over these jobs; doubled for each later one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Most prompt and sampled tokens of all roles. Past it the run stops; it can be resumed with a larger limit."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
-    """Most money spent by this stage, in the currency of the models' prices. Past it the run stops in the same way."""
+    """Most money spent by this stage, in the currency of the models' prices. Past it the run stops; it can be resumed
+    with a larger limit."""
 
     @model_validator(mode="after")
     def _check_calibration(self) -> Self:
@@ -166,7 +168,7 @@ class ExplorationSettings(MixedSettings):
     grader: AnyScorer | None = None
     """Grader that `options.grader` names; None for the environment."""
     scorers: dict[str, AnyScorer] = {}
-    """Scorers of users that the questions name; they score the seed tasks that a grader is compared on."""
+    """User-defined scorers that the questions name; they score the seed tasks that a grader is compared on."""
     profiles: dict[str, Profile] = {}
     """Descriptions of the environments for models, by name."""
     prompt_digests: dict[str, str] = {}

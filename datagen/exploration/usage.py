@@ -22,7 +22,7 @@ Usage = dict[str, list[int]]
 
 
 def used_tokens(journal: JournalView, key: str) -> Usage:
-    """Return what an unfinished job has used so far, turns before a restart and answers to episodes included."""
+    """Return what an unfinished job has used so far, including restarted rollouts and models that episodes ask."""
     used: Usage = {}
     for unit in journal.units(key):
         scope, _, name = unit.partition("/")
@@ -45,7 +45,7 @@ def role_models(settings: ExplorationSettings) -> dict[str, ModelSettings]:
 
 
 def charge(budget: TokenBudget, models: Mapping[str, ModelSettings], used: Mapping[str, Any]) -> None:
-    """Charge a budget with what a job has used; roles without a model here cost nothing."""
+    """Charge a budget with what a job has used; roles that are not in `models` cost nothing."""
     for role, (prompt, sampled) in used.items():
         if role in models:
             budget.count(models[role], prompt, sampled)

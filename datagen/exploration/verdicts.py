@@ -55,7 +55,7 @@ class PlayedRollout:
 def open_verdicts(settings: ExplorationSettings, model: RoleModel | None, store: Stores) -> Iterator[ExplorationJudges]:
     """Open the scorers of seed tasks and the grader; `model` is the grader's model, None if it asks none.
 
-    `store` returns a store of the run by its name; scorers of seed tasks keep paid answers in it.
+    `store` returns a store of the run by its name; scorers of seed tasks use one to keep answers that cost money.
     """
     own = {name: one for name, one in settings.named_environments().items() if not traits_of(one).has_answers}
     name, grader = settings.options.grader, settings.grader

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 PREFILLED_ROLES = ("policy", "critic", "refiner")
 """Roles for whose replies an operator may give the beginning (prefill)."""
 _RESERVED_NAMES = ("initial", "locate_flaw")
-"""Names in the rows for initial rollouts and for the finding of the shipped operators."""
+"""Names that no operator may have: rows use them for initial rollouts and for the critic's search for a flawed step."""
 
 
 def load_operators(names: Sequence[str]) -> list[Operator]:

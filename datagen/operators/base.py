@@ -54,11 +54,12 @@ class Operator(Protocol):
     branch: ClassVar[Branch]
     """Branch of the operator: whether it applies to trajectories with a right answer or to the others."""
     edits: ClassVar[bool] = True
-    """Whether it edits the parent or continues a part of it, which tools with state and native calls over completions
-    do not allow; otherwise it only makes new rollouts."""
+    """Whether it edits the parent or continues a prefix of it; otherwise it only makes new rollouts. Operators that
+    edit are refused for tools that keep state, for native calls of a model that is asked with prompts instead of
+    messages, and for a context manager that makes several contexts."""
     needs_prefill: ClassVar[tuple[str, ...]] = ()
-    """Roles (`policy`, `critic`, `refiner`) that must continue a partial text verbatim. A chat service, which gets the
-    beginning in a message, is not enough."""
+    """Roles (`policy`, `critic`, `refiner`) whose model must continue the beginning of a reply verbatim. A model behind
+    a chat service is refused: the service gets this beginning in a message, and may not continue it."""
 
     async def apply(self, context: OperatorContext) -> Edit:
         """Make a trajectory from `context.parent`; raise EditRejected if that is not possible.
@@ -70,7 +71,10 @@ class Operator(Protocol):
 
 
 async def edit_of(operator: Operator, context: OperatorContext) -> Edit:
-    """Return the edit of an operator; raise TypeError if it returns anything else, and what it raises."""
+    """Return the edit that an operator makes of the parent; raise TypeError if it returns anything else.
+
+    Exceptions that the operator raises propagate.
+    """
     with exits_as_errors():
         edit: object = await operator.apply(context)
     if not isinstance(edit, Edit):

@@ -1,8 +1,9 @@
 """Show operators a trajectory with native calls as one with tags, and convert their edits back to native turns.
 
 Operators, their prompts and parsers know tags alone: `<think>`, one tag per tool, `<result>`, `<answer>`. Each piece of
-the view represents segments of the trajectory, so what an operator keeps stays unchanged, byte for byte, with the ids
-in its ledger; only new pieces are written. Only for trajectories without token ids, whose service renders messages.
+the view represents segments of the trajectory. Segments that an operator keeps stay unchanged, byte for byte, and so do
+the ids of their calls in the trajectory's ledger; only new pieces are written. Only for trajectories without token ids,
+whose service renders messages.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class CallView:
     _tools: Mapping[str, str]
     """Tag -> name of its tool."""
     _has_reasoning: bool
-    """Whether the model's reasoning is outside its text; new thoughts are written in the same way."""
+    """Whether the model's reasoning is in segments of its own, not in its text; new thoughts are then too."""
 
     @classmethod
     def of(cls, native: Trajectory) -> CallView:

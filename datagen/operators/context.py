@@ -46,7 +46,7 @@ class OperatorContext:
         seed: Seed of this application, in [0, 2**31).
         run_rollout: Function that runs a rollout; use `continue_from` and `roll_out`.
         cache: Stored answers of models and tools of this application.
-        deadline: Deadline of model requests, in work-clock time.
+        deadline: Deadline of model requests, a time of the work clock (`treadle.core.work_clock`).
         used_prompts: Digest of each prompt used so far, by name.
         usage: Usage so far, by role.
         num_requests: Number of model requests so far.

@@ -24,7 +24,7 @@ class Finding:
 
     @classmethod
     def begin(cls, usage: dict[str, RoleUsage], work: Awaitable[Any]) -> Finding:
-        """Start to find a result in a task of its own."""
+        """Start `work`, which computes a result, as a separate asyncio task."""
         return cls(usage, asyncio.ensure_future(_found(work)))
 
 

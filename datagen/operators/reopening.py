@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def reopen_thought(tail: str, dialect: TagDialect, thought: str) -> str:
     """Return the text after the last result, without markers, as one open thought that ends with `thought`.
 
-    All words are kept. The text contains no marker at which the engine would act, and joining its parts creates none. A
-    call that was written but never run becomes plain words.
+    All words are kept. Markers at which the engine would act are removed, and the words around a removed marker do not
+    form a new one. A call that was written but never run becomes plain words.
     """
     runs = re.compile(f"(?:{dialect.markers.pattern})+")
     words = runs.sub(_gap, tail)

@@ -131,7 +131,7 @@ def read_thought(reply: Reply, max_chars: float, dialect: TagDialect) -> str:
 
 
 def _find_number(text: str) -> tuple[int, str] | None:
-    """Return position and digits of the first step number; None if there is none before the other labels."""
+    """Return position and digits of the first step number; None if none precedes `Analysis:` and `Corrected Step:`."""
     ends = [match.start() for match in (_ANALYSIS.search(text), _CORRECTED.search(text)) if match]
     match = _NUMBER.search(text, 0, min(ends, default=len(text)))
     return (match.start(), match[1]) if match else None

@@ -31,7 +31,7 @@ class OpenPools:
     Attributes:
         contexts: Resources that the questions of an environment share, by the environment's name.
         tokenizer_digest: Digest of the policy's tokenizer; empty in text mode.
-        sandbox: Facts about the environments for the record, by name in a mixture.
+        sandbox: Facts about the environments, which become metrics of the stage's record.
     """
 
     contexts: Mapping[str, PoolContext]

@@ -21,7 +21,7 @@ class PoolEntry:
         index: Place in the pool; 0 is the first initial rollout.
         round: Flywheel round that made it; 0 for initial rollouts.
         operator: Name of the operator that made it.
-        parent: Key of the trajectory that was edited or followed; None for initial rollouts.
+        parent: Key of the trajectory that the operator was applied to; None for initial rollouts.
         seed: Seed from which the seeds of its turns derive.
         trajectory: The rollout's trajectory.
         prediction: The extracted answer.

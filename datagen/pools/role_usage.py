@@ -26,7 +26,10 @@ class RoleUsage:
 
 
 def count_rollout(usage: dict[str, RoleUsage], trajectory: Trajectory, num_calls_before: int = 0) -> None:
-    """Count the usage of a rollout for the policy and, in its own calls, for the summarizer."""
+    """Count the usage of a rollout: of the policy, and of the summarizer in the rollout's calls.
+
+    The first `num_calls_before` calls were copied from a prefix and are not counted.
+    """
     spent = trajectory.usage
     usage.setdefault("policy", RoleUsage()).add(spent.prompt_tokens, spent.completion_tokens, spent.num_requests)
     for call in trajectory.calls[num_calls_before:]:
@@ -36,7 +39,7 @@ def count_rollout(usage: dict[str, RoleUsage], trajectory: Trajectory, num_calls
 
 @dataclass(frozen=True, slots=True)
 class TrackedCache:
-    """A rollout's cache that records which of its units were used, in their order."""
+    """A rollout's cache that records, in order, which stored units (such as model replies) were read or added."""
 
     cache: CallCache
     units: dict[str, None] = field(default_factory=dict)

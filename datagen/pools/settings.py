@@ -152,7 +152,7 @@ class PoolOptions(Section):
     pending_retries: Operational[int] = Field(default=2, ge=0)
     """Number of further passes over questions that infrastructure errors left pending."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Pause in seconds before the first such pass; doubled for each further one."""
+    """Pause in seconds before the first further pass over pending questions; doubled for each later one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Maximum number of prompt and completion tokens of all roles. Exceeding it stops the run, which can be resumed
     with a higher limit."""

@@ -24,7 +24,10 @@ def has_answered(trajectory: Trajectory) -> bool:
 
 
 def case_of(task: Task, answers: Sequence[str], prediction: str, *, answered: bool, seed: int, deadline: float) -> Case:
-    """Return the case of an answer to a task with these gold answers; `deadline` is a time of the work clock."""
+    """Return the judge's input about an answer to a task with these gold answers.
+
+    `deadline` is a time of the work clock (`treadle.core.work_clock`).
+    """
     return Case(
         question=task.user_message,
         answers=tuple(answers),

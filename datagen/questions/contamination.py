@@ -3,9 +3,10 @@
 A training question is contaminated if it equals a benchmark question, contains a whole short one, or shares runs of 13
 words with one that together cover a configured share of the benchmark question.
 
-Benchmark questions of one template share runs. A training question is compared with the benchmark questions that share
-a rare run with it. Of the others, only those that common runs alone can cover sufficiently are compared, in their order
-and once per set of common runs.
+A run that many benchmark questions contain, such as those of one template, is common; all others are rare. A training
+question is compared with all benchmark questions that share a rare run with it. Benchmark questions that share only
+common runs with it are compared only if all common runs of the index together cover the configured share of them. The
+first match among these depends on the shared common runs alone, so it is remembered for each set of them.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class BenchmarkIndex:
         return self._found(min(found), f"shares runs of {RUN_TOKENS} words that cover {share:.0%} of it")
 
     def _first_of_common(self, common: frozenset[int]) -> int | None:
-        """Return the first row that common runs alone cover sufficiently, or None."""
+        """Return the number of the first benchmark row of which these runs cover the configured share, or None."""
         if common not in self._by_common:
             if len(self._by_common) >= _MAX_REMEMBERED:
                 self._by_common.clear()
@@ -111,7 +112,7 @@ class BenchmarkIndex:
         return self._by_common[common]
 
     def _rows_within_reach(self) -> Mapping[int, list[int]]:
-        """Return, by common run, the rows that all common runs together cover sufficiently."""
+        """Return common run -> rows with it of which all common runs together cover the configured share."""
         if self._within_reach is None:
             common = {run for run, numbers in self._with_run.items() if len(numbers) > _MAX_RARE_OCCURRENCES}
             self._within_reach = {run: [] for run in common}

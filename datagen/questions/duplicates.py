@@ -86,7 +86,7 @@ def _cached_features(text: str) -> QuestionFeatures:
 
 
 def _features(text: str) -> QuestionFeatures:
-    """Return the features of a text; those of short texts that were compared recently are kept."""
+    """Return the features of a text; a cache has those of short texts that were compared recently."""
     return _cached_features(text) if len(text) <= _MAX_CACHED_CHARS else QuestionFeatures(tokenize(text))
 
 
@@ -110,7 +110,7 @@ class _Buckets:
         return [hash((start, values[start:end].tobytes(), signature)) for start, end in self._ranges]
 
     def add(self, keys: Iterable[int], number: int) -> None:
-        """Add a question to its buckets; numbers must be added in ascending order."""
+        """Add a question, by its number in the index, to its buckets; questions must be added in ascending order."""
         for key in keys:
             found = self._numbers.get(key)
             if found is None:
@@ -121,7 +121,7 @@ class _Buckets:
                 found.append(number)
 
     def lists(self, keys: Iterable[int]) -> list[Sequence[int]]:
-        """Return the numbers in each non-empty bucket, ascending."""
+        """Return the question numbers in each non-empty bucket, ascending."""
         found = [self._numbers[key] for key in keys if key in self._numbers]
         return [(numbers,) if isinstance(numbers, int) else numbers for numbers in found]
 
@@ -182,9 +182,10 @@ class DuplicateIndex:
         return None
 
     def _is_first_with(self, payload: bytes) -> bool:
-        """Return whether no kept question has the payload; the only one that has it is indexed now.
+        """Return whether no kept question has the payload.
 
-        Most payloads occur once, and such a question repeats none, so it need not be compared or indexed.
+        If exactly one has it, that question is indexed now. Most payloads occur once, and a question with such a
+        payload repeats no other, so it need not be compared or indexed.
         """
         if payload not in self._alone:
             self._alone[payload] = len(self._kept)

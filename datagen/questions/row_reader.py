@@ -298,7 +298,7 @@ def _worked_answer(text: str) -> str:
 
 
 def _plain_number(answer: str) -> str:
-    """Return a number without thousands separators or a leading dollar sign; only strip anything else."""
+    """Return a number without thousands separators and leading dollar sign; any other text is only stripped."""
     number = _NUMBER.fullmatch(answer.strip())
     return (number[1] + number[2]).replace(",", "").rstrip(".") if number else answer.strip()
 

@@ -15,7 +15,7 @@ from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 
 _DATASET_WORKER = "treadle.datagen.questions.dataset_worker"
 _DATASETS_MEMORY_BYTES = 6 * 1024**3
-"""Address space; the libraries and their threads reserve some 2 GiB."""
+"""Address space of the process that reads data sets; its libraries and their threads reserve some 2 GiB."""
 _FOLDER_VARIABLES = (
     "HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_HUB_CACHE",
     "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",

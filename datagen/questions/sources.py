@@ -26,7 +26,7 @@ from treadle.environments.scorers.registry import SCORERS, scorer_named
 Split = Literal["train", "heldout"]
 PAYLOAD_FIELD = "payload"
 DOMAIN_FIELD = "domain"
-"""Fields of a task of the environment that no key of a source names."""
+"""Fields of an environment's task whose names are fixed: no key of a source names `payload` and `domain`."""
 _ENVIRONMENT = "environment"
 
 
@@ -60,7 +60,7 @@ TASK_FIELDS = {
     "source_field": "dataset",
     "split_field": "split",
 }
-"""Other fields of a task of the environment, by the keys that name them."""
+"""Key of a source that names a field -> the field of an environment's task that it is set to."""
 
 
 class SourceSettings(_Origin):
@@ -102,8 +102,8 @@ class SourceSettings(_Origin):
     """Where its questions are searched: local, web or both; default: by `questions.search`, then by the data set's
     benchmark."""
     split: Split | None = None
-    """Split of all its questions, and what the environment is asked for; default: by `split_field`, then by
-    `heldout_share`."""
+    """Split of all its questions; an environment is asked for its tasks of this split. Default: by `split_field`, then
+    by `heldout_share`."""
     split_field: str | None = None
     """Field with each row's split: train, or one of heldout, test, dev, validation."""
     limit: int | None = Field(default=None, ge=1)
@@ -178,12 +178,12 @@ class MixtureSettings(Section):
     the sources."""
 
     originals: bool = True
-    """Whether the training tasks of the sources are among them."""
+    """Whether the training tasks of the sources are kept, next to the further ones."""
     synthetic: Annotated[float, Field(ge=0.0)] | Literal["all"] = "all"
     """Number of further tasks, as a ratio of the number of training tasks of the sources, or `all`. If there are fewer,
     all are taken."""
     seed: int = 42
-    """Seed of their choice and order."""
+    """Seed that decides which further tasks are taken, and their order."""
 
 
 class QuestionsSettings(Section):
@@ -216,13 +216,13 @@ class QuestionsSettings(Section):
     max_payload_chars: int = Field(default=1_000_000, ge=2)
     """Maximum number of characters of a payload as JSON; a row with a longer one goes to quarantine."""
     mixture: MixtureSettings = MixtureSettings()
-    """Share of the tasks that the stage `exploration` makes."""
+    """How tasks that the stage `exploration` makes are mixed with those of the sources."""
     environments: dict[str, TaskEnvironment] = {}
     """Facts about the environments of the sources, by name; filled in when the run starts."""
     scorers: Operational[dict[str, dict[str, Any]]] = {}
-    """Settings of the scorers of users that sources name, by name; filled in when the run starts."""
+    """Settings of the user-defined scorers that sources name, by name; filled in when the run starts."""
     without_answers: tuple[str, ...] = ()
-    """Names of those that need no gold answers; filled in when the run starts."""
+    """Names of the user-defined scorers that need no gold answers; filled in when the run starts."""
     seed: int = 0
     """Seed of the tasks of environments: the run's; filled in when the run starts."""
 
@@ -245,7 +245,7 @@ class QuestionsSettings(Section):
                 yield f"questions.benchmarks.{name}.scorer", benchmark.scorer
 
     def scorer_of(self, name: str) -> Scorer:
-        """Return a scorer by name. Raises ConfigError, listing what there is."""
+        """Return a scorer by name; raise ConfigError, which lists the existing scorers, for an unknown name."""
         return scorer_named(name, _entries(canonical_json(self.scorers)) if self.scorers else {})
 
     def _check_scorers(self) -> None:

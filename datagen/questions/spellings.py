@@ -1,8 +1,9 @@
 """Find the known words that a word may be a misspelling of, without comparing it with all of them.
 
-Two spellings of a word share a number of letters, in order, that depends on their lengths alone. For each word the
-index keeps a hash of every sequence of so many of its letters; spellings of a word are among those with the same hash.
-A long word has too many such sequences. It is compared with all words of a fitting length, by bit sets of its letters.
+Two spellings of a word share at least a certain number of letters, in order, which depends on their lengths alone. For
+each word the index keeps a hash of every sequence of that many of its letters, so that two spellings of a word have a
+hash in common. A long word has too many such sequences. It is compared with all words of a fitting length, by bit sets
+of its letters.
 """
 
 from __future__ import annotations

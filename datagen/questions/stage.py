@@ -131,7 +131,7 @@ class _QuestionsRun:
         return tally
 
     def mix(self) -> None:
-        """Add the tasks that were made by exploring, as the mixture says; held-out tasks are not among them."""
+        """Add the tasks that were made by exploring, as many as `mixture` sets; held-out tasks are not among them."""
         usable = [row for table in self._explored for row in table.rows(QUESTIONS.schema.names) if self._is_usable(row)]
         originals = self.splits["train"] + self.num_left_out
         for row in chosen_tasks(usable, originals, self._settings.mixture):

@@ -127,7 +127,7 @@ class Turns:
     Attributes:
         messages: The turns and the messages between them, as the column `messages` has them.
         ids: Token ids; empty in text mode.
-        system: Spans of the ids that the system wrote: results, messages and frames.
+        system: Spans of the ids that the system wrote: results, messages, and the chat template's control tokens.
         results: Spans of the ids that are tool results inside a turn.
         carried: Ids of earlier turns that a trim kept, between the prompt and `ids`; they have no loss.
         is_last: Whether the trajectory ends with this row; otherwise another row continues it.

@@ -102,7 +102,7 @@ class QualityGate:
     def _written(
         self, row: Mapping[str, Any], ids: IdColumns, index: int
     ) -> tuple[Sequence[Segment], list[int], bytes]:
-        """Return segments, ids after the prompt and their origins; no ids if the text is encoded here.
+        """Return segments, ids after the prompt and their origins; no ids unless they are of the rows' tokenizer.
 
         If the trajectory has several samples, they are joined.
         """
@@ -191,7 +191,7 @@ class QualityGate:
     def turns(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> tuple[Turns, bool]:
         """Return the turns of an accepted trajectory of one sample, and whether they had to be repaired.
 
-        Raises NotGivenBack if their text is encoded here, and decoding does not give the same text.
+        Raises NotGivenBack if the rows' tokenizer encodes their text, and decoding does not give the same text.
         """
         environment = self.environments.of(row)
         segments, output, origins = self._written(row, ids, index)

@@ -43,14 +43,14 @@ def messages_of(segments: Sequence[Segment], origins: bytes, dialect: Dialect) -
 
 
 def _is_of_model(segment: Segment, origins: bytes) -> bool:
-    """Return whether the model wrote a segment: text of its own, or a frame with the end of its turn."""
+    """Return whether the model wrote a segment: text of its own, or control tokens that end its turn."""
     if segment.kind == FRAME:
         return ORIGIN_SAMPLED in origins[segment.start : segment.end]
     return segment.kind not in SYSTEM_KINDS
 
 
 class _Builder:
-    """Messages while they grow.
+    """Builder of the messages of one row, from segments in their order.
 
     `_turn` has the segments of the open turn. `_unanswered` has an item for each call of the last turn whose result has
     not been seen: its id, or None for a malformed call, which is text.
@@ -95,7 +95,7 @@ class _Builder:
                 yield from found
 
     def _close_calls(self) -> None:
-        """Answer the calls whose results are empty: services refuse a conversation in which a call has no answer."""
+        """Add an empty result for each call without one: services refuse a conversation with an unanswered call."""
         self._messages += [_tool_message("", call) for call in self._unanswered if call is not None]
         self._unanswered = []
 
@@ -131,7 +131,10 @@ class _Builder:
 
 
 def calls_in(text: str) -> list[CallText]:
-    """Return the calls in the text of a segment, in the first form that has any: the form of its model is unknown."""
+    """Return the calls in the text of a segment, by the first known format that finds any.
+
+    The format that the model was trained on is not known here.
+    """
     return next(filter(None, (form.find(text) for form in FORMS)), [])
 
 

@@ -18,7 +18,8 @@ RowSource = Literal["pools", "rollouts", "conversion", "texts"]
 def row_source(plan: Plan, address: Address) -> RowSource:
     """Return what the fine-tuning rows of an instance are made from.
 
-    Raises ConfigError for pools of an environment whose tasks have no gold answers, and for texts that are not there.
+    Raises ConfigError for pools of an environment whose tasks have no gold answers, and for rows from texts if
+    `sft_rows.texts` names no file.
     """
     options = plan.options(address, SftRowsOptions)
     wanted = options.trajectories

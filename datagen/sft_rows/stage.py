@@ -65,7 +65,7 @@ class _Selected(NamedTuple):
     tool_schemas: str
     """JSON, as the rollout has them."""
     prompt_digest: str
-    """Digest of the prompt that the rollout was sampled from; empty if its text is encoded here."""
+    """Digest of the prompt that the rollout was sampled from; empty if the rows' tokenizer encodes its text."""
     turns: Turns
 
 
@@ -328,5 +328,5 @@ def run_sft_rows(context: StageContext) -> Mapping[str, Any]:
 
 
 def _line(place: int, selected: _Selected) -> bytes:
-    """Return a line that sorts by place, then by key."""
+    """Return a selected trajectory as a line; lines sort by `place`, then by the trajectory's key."""
     return f"{place:016x}{selected.head['rollout_key']} ".encode() + orjson.dumps(list(selected))

@@ -122,7 +122,7 @@ def facts_of_rollout(steps: Sequence[Step], calls: Sequence[tuple[str, str, int]
 
 
 def queries_of(step: Step) -> list[str]:
-    """Return the queries of a call without their labels; of a tag that does not split, its text."""
+    """Return the queries of a call without their labels; a tag that does not split at bars has one, its text."""
     if step.name in SPLITTING:
         return [split_label(query)[1] for query in split_queries(step.body)]
     return [step.body.strip()] if step.body.strip() else []

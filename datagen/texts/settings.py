@@ -47,8 +47,9 @@ class TextSource(Section):
 
 
 class FilterOptions(Section):
-    """Rules that choose among right trajectories, after arXiv 2508.13167 and 2510.25320; by default none applies. Of
-    pools and rollouts, the quality gate names violations itself; tokens are counted only with a tokenizer."""
+    """Rules that choose among right trajectories, after arXiv 2508.13167 and 2510.25320; by default none applies.
+    `drop_violations` concerns whole texts alone: the quality gate always rejects trajectories of pools and rollouts
+    that break the order of blocks. Tokens are counted only with a tokenizer."""
 
     min_interactions: int = Field(default=0, ge=0)
     """Minimum number of blocks besides thoughts, results and the answer (plans, calls, reflections, checks); the paper
@@ -67,5 +68,6 @@ class FilterOptions(Section):
     corrected_copies: int = Field(default=1, ge=1, le=16)
     """Number of rows of a trajectory whose first `double_check` was 1 or 2 and whose answer is right."""
     parallel_share: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Share of trajectories with several queries in one batch, to which the more frequent kind is reduced; GAP keeps
-    0.6. None keeps all."""
+    """Share of parallel trajectories: those with several queries in one batch; GAP keeps 0.6. If parallel or sequential
+    trajectories exceed their share, as many of them as needed are left out; if there are only trajectories of one kind,
+    all are kept. None keeps all."""

@@ -22,7 +22,10 @@ def text_violations(text: str, blocks: Sequence[Block], tag: str, dialect: Diale
 
 
 def block_violations(text: str, blocks: Sequence[Block], tag: str, table: PlanningDialect) -> list[str]:
-    """Return such codes as `text_violations`, for the dialect `table`; `tag` is the tag around observations."""
+    """Return the codes of the violations in a text that was split into blocks, in the dialect `table`.
+
+    `tag` is the tag around observations.
+    """
     segments = []
     for block in blocks:
         kind = RESULT if block.name == tag else block.name if block.name in table.by_name else TEXT

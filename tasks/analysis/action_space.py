@@ -32,7 +32,7 @@ NUM_QUESTIONS = 20
 PER_QUESTION = 10
 MAX_POINTS = 3_000
 MIN_POINTS = 8
-"""Fewer trajectories show no groups."""
+"""Minimum number of trajectories: fewer would show no groups."""
 _CHOSEN_BY = ["rollout_key", "question_key", "dataset", "model", "sample_index", "status"]
 _SCHEMA = pa.schema(
     [

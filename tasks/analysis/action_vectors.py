@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Matrix = NDArray[np.float64]
 
 _MAX_ACTIONS = 24
-"""Maximum number of actions of a trajectory that are encoded; of more actions, as many evenly spaced ones."""
+"""Maximum number of actions of a trajectory that are encoded; if it has more, evenly spaced ones are chosen."""
 _NGRAMS = (3, 4)
 _MAX_NGRAMS = 20_000
 _DIMENSIONS = 50

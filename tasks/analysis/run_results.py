@@ -215,7 +215,8 @@ def _loaded(
 ) -> list[str]:
     """Return the columns to load: the requested ones and keys; by default all but hidden ones and `TOKENS`.
 
-    `added` are columns of other tables that are joined later. Raises RunError for a column that is in neither.
+    `added` are columns of other tables that are joined later. Raises RunError for a requested
+    column that is neither in the table nor in `added`.
     """
     table = known_table(kind)
     usual = [name for name in table.visible if not (added and name == TOKENS)]
@@ -236,7 +237,7 @@ def _selected(
     model: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> RowTable:
-    """Return the parts as one table with the requested rows and columns; raise RunError for an unknown model."""
+    """Return several tables as one, with the requested rows and columns; raise RunError for an unknown model."""
     import pyarrow.compute as pc
 
     rows = pa.concat_tables(parts)

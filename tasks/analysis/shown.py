@@ -34,7 +34,7 @@ _LEFT = ' style="text-align: left"'
 
 
 class RunTrajectory(FoundRollout):
-    """A trajectory with its question and verdict, which notebooks show as text by its pieces."""
+    """A trajectory with its question and verdict; a notebook shows its text, piece by piece."""
 
     __slots__ = ()
 

@@ -98,7 +98,7 @@ def _records_of(run: Run, records: Sequence[StageRecord], model: str) -> list[St
 
 
 class _Joiner:
-    """Joins the rollouts of one instance with their questions, verdicts and measured times."""
+    """Joiner of the rollouts of one instance with their questions, verdicts and measured times."""
 
     def __init__(self, run: Run, record: StageRecord) -> None:
         self._address = record.address

@@ -38,7 +38,7 @@ class EstimateContext:
     """Addresses of the instances that are going to run."""
     force: bool
     preview: Preview = EMPTY_PREVIEW
-    """Inputs that were counted in advance."""
+    """Inputs of these instances that were made in advance, and how much of their work is finished."""
 
     def kept_record(self, producer: Address) -> StageRecord | None:
         """Return the result of an instance that will not run: its own, or an equal one of an earlier iteration."""

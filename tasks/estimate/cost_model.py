@@ -31,10 +31,10 @@ class CostAssumptions:
     """Share of right trajectories among those that operators are applied to."""
     sampled_per_turn: int = 200
     sampled_per_reply: int = 200
-    """Reply of critic, refiner or summarizer."""
+    """Sampled tokens of one reply of critic, refiner or summarizer."""
     question_tokens: int = 100
     instruction_tokens: int = 500
-    """Prompt of critic, refiner or judge, without the trajectory in it."""
+    """Tokens of a prompt of critic, refiner or judge, without the trajectory in it."""
     verdict_tokens: int = 4
     vote_tokens: int = 8
     yield_rate: float = 0.7
@@ -160,11 +160,11 @@ def scores_cost(
 
 @dataclass(frozen=True, slots=True)
 class PhaseSize:
-    """Number of rollouts in one phase of reinforcement learning."""
+    """Steps and rollouts that remain in one phase of reinforcement learning."""
 
     num_steps: int
     num_rollouts: int
-    """Rollouts of all steps. A branching group has as many as any other, from shared prefixes."""
+    """Rollouts of all these steps. A group whose rollouts branch from shared prefixes counts as many as any other."""
     num_validation_rollouts: int
     """Greedy rollouts of all validations together."""
 

@@ -51,9 +51,9 @@ class Estimate:
     assumptions: list[str]
     roles: list[RoleEstimate]
     num_searches: int = 0
-    """Web searches at a provider that may charge for each; those that a record answers are not subtracted."""
+    """Web searches at a provider that may charge for each; those that a web record answers are not subtracted."""
     num_pages: int = 0
-    """Maximum number of pages fetched for these searches."""
+    """Maximum number of pages fetched for the web searches."""
 
     @property
     def num_tokens(self) -> int:

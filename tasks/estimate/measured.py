@@ -42,7 +42,7 @@ def measured(item: Instance, run: Run | None) -> MeanUsage | None:
 
 
 def mean_of_records(item: Instance, run: Run) -> MeanUsage | None:
-    """Return means of the most similar result; a training is compared with rollouts of phases."""
+    """Return the mean usage in the most similar result of the stage; for `rl`, in rollouts of a phase."""
     stage = "rollouts" if item.stage.name == "rl" else item.stage.name
     same = [record for record in run.records() if record.stage == stage and record.imported_from is None]
     if item.stage.name == "rl":

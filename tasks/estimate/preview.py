@@ -55,7 +55,7 @@ def preview(
 
 
 class _Counter:
-    """Finds the input tables of instances and counts their finished jobs."""
+    """Counter of the finished and open jobs of instances, which finds their input tables."""
 
     def __init__(self, items: Mapping[str, Instance], steps: Sequence[PlannedStep], run: Run) -> None:
         self._items, self._run = items, run
@@ -97,7 +97,10 @@ class _Counter:
         return str(producer) not in self._steps or self._steps[str(producer)].action == "reuse"
 
     def _inputs(self, item: Instance) -> tuple[dict[str, list[Rows]] | None, str]:
-        """Return the input tables of an instance (None without questions), and a producer whose result is unknown."""
+        """Return the input tables of an instance, and a producer whose result is unknown (empty if all are known).
+
+        Returns None and an empty text if questions are unknown.
+        """
         tables: dict[str, list[Rows]] = {}
         unknown = ""
         for name, producers in item.inputs.items():

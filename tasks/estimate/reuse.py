@@ -41,7 +41,7 @@ class Reuse:
     num_finished: int
     """Number of jobs that call no model again."""
     reasons: tuple[str, ...] = ()
-    """Why the other jobs must run."""
+    """Why the jobs that are not finished must run."""
 
     @property
     def num_open(self) -> int:
@@ -127,7 +127,10 @@ class _Reasons:
     def _counted(
         self, jobs: Sequence[QuestionJob], record: StageRecord
     ) -> tuple[Mapping[str, set[str]], Mapping[str, int]]:
-        """Return open jobs about new or changed questions, grouped by question, and counts of the others."""
+        """Return the keys of questions that were edited, are new or were not selected before, by these reasons.
+
+        Also returns the number of open jobs about other questions, by the reason why each job is open.
+        """
         columns = [name for name in _CONTENT if name in jobs[0].question]
         before = self._questions(record, columns)
         now = {_content(row, columns) for table in self._inputs["questions"] for row in table.rows(columns)}

@@ -27,7 +27,7 @@ _VERDICT = ("rollout_key", "prediction", "is_valid_answer", "correct", "judge_st
 _IDS = ("question_id", "id", "task_id", "_id")
 _LEVELS = ("Level", "level", "difficulty")
 _ERRORS = ("failed", "timeout", "context_full", "filtered", "budget")
-"""Statuses of rollouts that something else than their form ended."""
+"""Statuses of rollouts that are exported as `error`: they did not end because of an invalid format."""
 _COMPLETED = ("answered", "finished")
 
 

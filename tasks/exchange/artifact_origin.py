@@ -26,7 +26,7 @@ class Origin:
     """An artifact in the provenance of another one."""
 
     address: str
-    """Instance that made it."""
+    """Instance that made the artifact."""
     artifact: ArtifactRef
     record: StageRecord | None
     """Record of the instance; None if the instance has a different result now."""

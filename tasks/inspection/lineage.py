@@ -85,7 +85,7 @@ class FoundRollout:
 
 @dataclass(frozen=True, slots=True)
 class LineageStep:
-    """One step of a lineage: a row of a table, the artifact that holds it, or the pool of a question (fact `pool`)."""
+    """One step of a lineage; `facts` name a row, the artifacts that hold it, or a question's pool (under `pool`)."""
 
     label: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -264,7 +264,7 @@ def _fine_tuning(run: Run, key: str, iteration: int) -> list[LineageStep]:
 
 
 def _selections(run: Run, question_key: str, *, of_rollout: FoundRollout | None = None) -> list[LineageStep]:
-    """Return the phases that selected a question; with `of_rollout` only those that its rollout counted for."""
+    """Return a step per phase that selected a question; with `of_rollout`, only phases that used this rollout."""
     columns = ("question_key", "method", "rank", "parts", "score_tool", "score_corr", "parents")
     iteration, key = (of_rollout.address.iteration, of_rollout.rollout["rollout_key"]) if of_rollout else (None, "")
     return [

@@ -75,6 +75,6 @@ def tables(run: Run, kind: str, iteration: int | None = None) -> Iterator[tuple[
 
 
 def environment_type_of(run: Run, address: Address, name: str) -> str:
-    """Return the type of the environment with this name that an instance used; the name if it used no such one."""
+    """Return the type of an instance's environment by its name; the name itself if it has no such environment."""
     record = run.record(address)
     return type_names(record.settings if record is not None else None).get(name, name)

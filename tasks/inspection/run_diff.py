@@ -34,7 +34,7 @@ class TableChange:
 
     kind: str
     first_rows: int | None
-    """None if the first run has no such table."""
+    """Number of rows in the first run; None if it has no such table."""
     second_rows: int | None
     is_same: bool
     """True if the digests are equal, that is, both tables have the same content."""
@@ -49,7 +49,7 @@ class InstanceDiff:
     tables: tuple[TableChange, ...]
     settings: tuple[Change, ...]
     inputs: tuple[str, ...]
-    """Addresses whose results differ as inputs of the two."""
+    """Addresses of the instances whose tables differ between the inputs of the two results."""
     metrics: tuple[Change, ...]
     reused_from: tuple[str, str] = ("", "")
     """For each run, the earlier iteration that the result was reused from; empty if it was not reused."""

@@ -24,11 +24,11 @@ Answers = Mapping[tuple[str, bool], str]
 """(question key, True for a right answer) -> answer."""
 
 _GAINED = (("first", False), ("second", True))
-"""(side of the pair, whether it gets the question mostly right): selects which answer is shown."""
+"""Answers shown for a question that the second model gained: (model of the pair, True for its right answer)."""
 _LOST = (("first", True), ("second", False))
 
 _SHOWN = 10
-"""Maximum number of questions shown per side of a pair on a data set."""
+"""Maximum number of gained questions, and of lost ones, that are shown per pair and data set."""
 _CHARS = 240
 _ANSWER_CHARS = 80
 
@@ -103,7 +103,7 @@ def _in_order(rows: Sequence[Row], models: Sequence[EvaluatedModel]) -> list[Row
 
 
 def _note(row: Row, first: EvaluatedModel, second: EvaluatedModel) -> str:
-    """Return how the two differ, according to their rollouts and the records of their scores."""
+    """Return how the two models differ, according to their rollouts and the records of their scores."""
     notes = [row["note"]] if row["note"] else []
     if first.scoring is not None and second.scoring is not None:
         differences = first.scoring.differences_from(second.scoring, row["figure"])
@@ -138,7 +138,7 @@ def _reported(models: Sequence[EvaluatedModel]) -> list[Row]:
 def _cross_run_comparisons(models: Sequence[EvaluatedModel]) -> list[Row]:
     """Return comparisons of pairs of models of different runs.
 
-    The two have the same name, or neither has a namesake in the other's run.
+    Two models are compared if they have the same name, or if neither's name occurs in the run of the other.
     """
     pairs = [
         (first, second)
@@ -211,7 +211,7 @@ def _dropped(rows: Sequence[Row]) -> list[str]:
 
 
 def _flips(models: Sequence[EvaluatedModel], rows: Sequence[Row]) -> list[Part]:
-    """Return a fold of flipped questions for each pair of models and data set that has some."""
+    """Return a collapsible list of flipped questions for each pair of models and data set that has some."""
     names = {row["dataset"] for row in rows}
     flipped = [row for row in rows if row["gained"] or row["lost"]]
     shown = [row for row in flipped if row["dataset"] not in AVERAGES or len(names) == 1]

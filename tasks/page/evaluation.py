@@ -23,7 +23,7 @@ from treadle.report.radar import AXES, radar_axes
 from treadle.tasks.page.models import EvaluatedModel, enumerated
 
 _HEADLINE = tuple(name for name in FIGURES if name in figures_in("headline") or name in {figure for _, figure in AXES})
-"""Figures of the headline in text reports, and those that the radar draws."""
+"""Main figures of this section: those in the headline of text reports, and those that the radar draws."""
 _PROBLEM_COUNTS = ("undecided", "failed")
 _NOTE = (
     "Undecided: rollouts without a verdict, left out; open: without a majority of votes, left out of conciseness. "

@@ -32,13 +32,13 @@ class EvaluatedModel:
     label: str
     """Name that is unique on the page: with the run's label if there are several runs."""
     series: int
-    """Index of its colour."""
+    """Index of the model's colour in charts."""
     source: PageRun
     report: StageRecord
     lines: dict[str, SummaryLine]
     """Data set or average -> its figures."""
     rollouts: list[ScoredRollout]
-    """Empty if the scores that the report was made from no longer exist."""
+    """Scored rollouts of the model; empty if the scores that the report was made from no longer exist."""
     scoring: Scoring | None
     """How its verdicts and votes were made; None if that is no longer known."""
 

@@ -21,7 +21,7 @@ from treadle.tasks.summaries.report_tables import maker_of
 Row = dict[str, Any]
 
 _ARTIFACT_FOLDER = re.compile(r"^artifacts/\w+/[0-9a-f]+ (holds table)")
-"""Matches the folder of a table in a reason: it means nothing to readers, and would keep equal reasons apart."""
+"""Folder of a table in the message why it cannot be read; removed, so that equal reasons have equal messages."""
 
 
 class PageRun:

@@ -146,7 +146,7 @@ def _of(record: StageRecord, title: str) -> str:
 
 
 def _split(figures: Sequence[Figures], first: str, folded: str) -> tuple[list[Figures], list[Figures]]:
-    """Split tables into those with this first column that do not list reasons, and all others."""
+    """Return the tables whose first column is `first` and which have no column `folded`, and all other tables."""
     shown = [one for one in figures if one.header[0] == first and folded not in one.header]
     return shown, [one for one in figures if one not in shown]
 

@@ -77,7 +77,7 @@ def is_forced(instance: Instance, run: Run, again: Collection[Address]) -> bool:
 
 
 def pending_forced(run: Run, addresses: Iterable[Address]) -> frozenset[Address] | None:
-    """Return which of these an interrupted forced run has not run again yet.
+    """Return which of these instances an interrupted forced run has not run again yet.
 
     Imported results are excluded. Returns None if there is no such run or nothing is left.
     """

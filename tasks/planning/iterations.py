@@ -17,9 +17,10 @@ def at_iteration(config: TreadleConfig, iteration: int) -> FlowPlan:
     """Return the configuration as an iteration sees it.
 
     - Checkpoints of the first iteration that tables name become those of this iteration.
-    - Training starts from this iteration's starting policy, unless its start is made within the iteration.
-    - `flow.iterations` ends at this iteration.
-    - Overrides are taken literally.
+    - Training starts from this iteration's starting policy, unless a table lets it start from a checkpoint that the
+      iteration itself makes.
+    - `flow.iterations` is the number of this iteration.
+    - `overrides` stay unchanged, so a checkpoint that they name stays that of the first iteration.
     """
     policy = FlowPlan(config).starting_policy(iteration)
     changes: dict[str, Any] = {

@@ -19,7 +19,7 @@ from treadle.tasks.config import TreadleConfig, environments_in_use
 ASK_S = 10.0
 """Longest time for the facts of all servers; they are asked at the same time."""
 _NAME = "asked"
-"""Name of a model in messages, which is cut off."""
+"""Placeholder for a model's name at the start of error messages, which `_short` removes."""
 _START = "start the server, or correct its url"
 
 

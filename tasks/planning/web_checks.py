@@ -43,7 +43,7 @@ def web_problem(config: TreadleConfig) -> str | None:
 
 
 def _searched_webs(config: TreadleConfig) -> dict[str, WebSettings]:
-    """Return the web that environments of the configured sources search, by the name of the environment."""
+    """Return the web search settings of the sources' environments that search the web, by environment name."""
     found = {}
     for name, environment in environments_in_use(config).items():
         search = environment.search_tool

@@ -80,7 +80,10 @@ def _stuck() -> AutomationCore:
 def _crashing(
     name: str, description: str, message: str, *, after: set[str], expected_states: Iterable[str], within_s: float
 ) -> AutomationCore:
-    """Return an automation that marks a flow run as Crashed if neither a heartbeat nor one of these states follows."""
+    """Return an automation that marks a flow run as Crashed if it falls silent after an event named in `after`.
+
+    It does so if neither a heartbeat nor one of `expected_states` follows that event within `within_s` seconds.
+    """
     from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture
     from prefect.client.schemas.objects import StateType
 

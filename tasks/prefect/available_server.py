@@ -29,7 +29,7 @@ class AvailableServer:
 
     Attributes:
         is_temporary: True if it ends with this process; its database stays in Prefect's home.
-        port: Port of a server of ours.
+        port: Port of a server that was started for this process; otherwise 0.
         env: Environment variables with which this process reaches it.
     """
 
@@ -124,7 +124,7 @@ def _choose(stack: ExitStack, notify: Notify) -> AvailableServer:
 
 
 def _try(server: AvailableServer) -> None:
-    """Connect to the server as flow runs will; on a server of ours, install the automations.
+    """Connect to the server as flow runs will; on a temporary server, install the automations.
 
     Raises EngineError if that fails, for example because the server requires a password.
     """

@@ -101,7 +101,7 @@ def _settings_of(
 ) -> dict[str, Any]:
     """Return the fields of a deployment that Treadle keeps up to date, by their names in Prefect's API.
 
-    `parameters` is not one: it is only set when the deployment is created.
+    `parameters` is not among them: it is only set when the deployment is created.
     """
     return {
         "description": item.description,
@@ -119,7 +119,7 @@ def _settings_of(
 def _make_deployment(client: SyncPrefectClient, item: FlowDeployment, flow_id: UUID, settings: dict[str, Any]) -> None:
     """Create a deployment, or update what differs; its schedules, and parameters that were changed, stay.
 
-    Prefect's way to update one is to create it again, which deletes its schedules.
+    Prefect's way to update a deployment is to create it again, which deletes its schedules.
     """
     from prefect.client.schemas.actions import DeploymentUpdate
     from prefect.exceptions import ObjectNotFound

@@ -24,8 +24,8 @@ def end_with_worker() -> None:
 def interrupt_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the block like Ctrl-C, then pass it on to Prefect's handler.
 
-    Prefect's handler does not raise KeyboardInterrupt: in an event loop, what it raises may end up in just the running
-    task.
+    Prefect's handler does not raise KeyboardInterrupt: in an event loop, the exception that it raises may end only the
+    running task.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

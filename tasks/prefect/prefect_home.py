@@ -93,7 +93,7 @@ class PrefectHome:
 
 
 def prefect_home() -> PrefectHome:
-    """Return `$PREFECT_HOME`, else a folder of our own, so that other uses of Prefect here are unaffected."""
+    """Return `$PREFECT_HOME`, else Treadle's own folder, so that other uses of Prefect here are unaffected."""
     given = os.environ.get("PREFECT_HOME", "")
     return PrefectHome(Path(given).expanduser().absolute() if given else own_folder())
 

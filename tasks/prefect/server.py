@@ -30,11 +30,11 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _LOGS = ("server", "worker")
 _POLL_S = 0.2
 _START_S = 300.0
-"""Startup takes 12 s on two idle cores, and 100 s on two cores with ten busy processes."""
+"""Time limit for the server's start, which takes 12 s on two idle cores, 100 s on two with ten busy processes."""
 _GRACE_S = 20.0
-"""Time for a worker to end: its flow runs report their final state to the server."""
+"""Time that a worker gets to end, in which its flow runs report their final state to the server."""
 _MIN_UPTIME_S = 60.0
-"""A child that has run this long is restarted when it ends."""
+"""A child that has run this long is restarted when it ends; one that ends sooner is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _IN_TERMINALS = {
 _WORKER_ENV = "PREFECT__FLOW_RUN_ID"
 """Set by Prefect in processes that a worker started."""
 _runs_own_flow = False
-"""Whether this process calls a flow itself."""
+"""Whether this process calls a flow itself, without a worker that starts it."""
 
 
 class ParameterForm:

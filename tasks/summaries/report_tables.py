@@ -11,7 +11,7 @@ from treadle.report.summary import label_prefixes
 
 
 def report_tables(report: StageRecord) -> list[tuple[InputRef, str]]:
-    """Return each table of scores in a report, with the prefix of its model names there."""
+    """Return each table of scores in a report, with the prefix that the report puts before its model names."""
     refs = report.inputs["scores"]
     prefixes = label_prefixes([(Address.parse(ref.address), ref.artifact.digest) for ref in refs])
     return [(ref, prefix) for ref, prefix in zip(refs, prefixes, strict=True) if prefix is not None]

@@ -60,7 +60,7 @@ def _figures(
 
 
 def _rounds(run: Run, pools: Any) -> list[dict[str, float]]:
-    """Return the figures of each round: of the trajectories that it made, and of all questions after it."""
+    """Return per round the counts of the trajectories that it made, and of the questions answered right by then."""
     made, right, calls = Counter[int](), Counter[int](), Counter[int]()
     first_right: dict[str, int] = {}
     for row in run.rows(pools).rows(("question_key", "round", "correct", "calls_requested")):
@@ -98,5 +98,5 @@ def _scores(run: Run, summary: Any) -> Iterator[tuple[list[str], float]]:
 
 
 def _name(part: str) -> str:
-    """Return a part of a name with the characters that all trackers accept."""
+    """Return a part of a name, with characters that some tracker does not accept replaced by `_`."""
     return re.sub(r"[^A-Za-z0-9_. -]+", "_", part)

@@ -37,7 +37,10 @@ def trackers_of(run: Run) -> tuple[str, ...]:
 
 
 def report_to_trackers(trackers: Sequence[str], record: StageRecord, run: Run, notify: Notify) -> None:
-    """Send the figures of a finished stage to each tracker; the first failure of one is told in a line."""
+    """Send the figures of a finished stage to each tracker.
+
+    If a tracker fails, `notify` gets a line about it, and the tracker is left out from then on.
+    """
     if record.reused or not (living := [name for name in trackers if name not in _dead]):
         return
     from treadle.tasks.trackers.figures import tracked_figures

@@ -89,4 +89,4 @@ TRACKERS: dict[str, tuple[Callable[[Run, Sequence[TrackedFigures]], None], str]]
     "mlflow": (write_mlflow, "mlflow"),
     "tensorboard": (write_tensorboard, ""),
 }
-"""Name in `flow.trackers` -> how to write, and the package that it needs; empty: none."""
+"""Name in `flow.trackers` -> function that writes figures, and the package that it needs (empty if none)."""
