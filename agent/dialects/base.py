@@ -50,7 +50,7 @@ def render(segments: Iterable[Segment]) -> str:
 
 
 class HasToolSupport(Protocol):
-    """Chat template that may know tools; `treadle.core.chat.ChatTokenizer` is one."""
+    """Interface of a chat template that may render tools; `treadle.core.chat.ChatTokenizer` implements it."""
 
     @property
     def tool_support(self) -> ToolSupport:
@@ -107,7 +107,7 @@ class Dialect(Protocol):
     def tool_prompt(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[ToolSchema]
     ) -> tuple[Sequence[Mapping[str, str]], list[dict[str, Any]]]:
-        """Return the messages before the first turn, and the tools that template or service are given."""
+        """Return the messages before the first turn, and the tools to pass to the chat template or the service."""
         return messages, []
 
     def replies(self, messages: Sequence[Message]) -> Sequence[Message]:

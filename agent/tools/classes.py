@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from treadle.agent.tools.source import ToolSource
 
 _OPTIONAL = ("setup", "outcome", "close")
-"""Methods that a class may have."""
+"""Optional methods of a user's class that are not tools."""
 
 
 class ClassSettings(UserToolSettings):
