@@ -19,7 +19,7 @@ def answer_unit(turn: int) -> str:
 
 
 def context_unit(turn: int) -> str:
-    """Return the name of the unit with the segments that a turn's request shows, if the context was trimmed for it."""
+    """Return the name of the unit with the numbers of the segments that stay in a context trimmed before a turn."""
     return f"context-{turn}"
 
 

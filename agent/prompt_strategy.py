@@ -146,7 +146,7 @@ class TokenIdPrompts(WrittenPrompts):
 class TextPrompts(WrittenPrompts):
     """Requests as text: the rendered prompt followed by the text of the turn.
 
-    The limit is an estimate. Whether a request fits is decided by the server.
+    The room that is left in the window is an estimate; the server decides whether a request fits.
     """
 
     def __init__(

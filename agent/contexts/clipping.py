@@ -154,7 +154,7 @@ def clipped(segments: Sequence[Segment], messages: Sequence[ClipMessage], texts:
 
 
 def _with_content(segment: Segment, text: str) -> str:
-    """Return a text in the place of a segment's; a result keeps its markers."""
+    """Return the text to show instead of a segment's: `text`, inside the markers of the segment if it is a result."""
     if segment.kind != RESULT:
         return text
     begin, end = segment.text.find(">") + 1, segment.text.rfind("</")
