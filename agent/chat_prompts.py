@@ -37,7 +37,7 @@ CONTINUE_MESSAGE = "Go on."
 CONTINUE_BEGUN_MESSAGE = (
     "Continue your last message exactly where it ends. Write only what follows, and repeat nothing."
 )
-"""Content of that message if the last turn was begun for the model, by an operator's edit or by a prefix."""
+"""Content of that message if the beginning of the last turn was given, by an operator's edit or by a prefix."""
 
 
 class ChatPrompts:

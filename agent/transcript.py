@@ -286,7 +286,7 @@ class Transcript:
             self._append_replies(replies)
 
     def append_block(self, block: str) -> None:
-        """Append a result block, encoded separately."""
+        """Append a result block, encoded separately from the text before it."""
         self._turn_end = ()
         start = len(self.ids)
         if self._codec is not None:

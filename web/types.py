@@ -22,7 +22,7 @@ HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPES = ("text/plain", "text/markdown", "application/json", "application/xml", "text/xml")
 PDF_TYPE = "application/pdf"
 IMPORTED = "import"
-"""Name of the provider of searches, and of the reader of pages, that were recorded by another program."""
+"""Value of `provider` in searches and of `reader` in pages that another program recorded."""
 
 Language = Literal["en", "zh"]
 FailureKind = Literal[

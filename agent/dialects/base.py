@@ -62,7 +62,7 @@ class Dialect(Protocol):
     """Rules for reading and writing the text of a turn. Dialects derive from this class and inherit its defaults."""
 
     ends_every_turn: ClassVar[bool] = False
-    """Whether each completion is a turn of its own; otherwise a turn without a reaction continues in the next one."""
+    """Whether each completion is a turn of its own; otherwise the next one continues it if there was no reaction."""
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -150,9 +150,9 @@ def is_answer(text: str, dialect: TagDialect) -> bool:
 def neutralise(text: str, dialect: TagDialect) -> str:
     """Return tool output with the `<` of every known marker replaced by `&lt;`; nothing else changes.
 
-    A result can then neither end its own block nor forge a call or an answer, however the text is parsed again. This
-    includes anything that a model would read as a marker: any letter case, full-width letters, or invisible characters
-    inside.
+    A result can then neither end its own block nor forge a call or an answer, however the text is parsed again. A
+    marker here is anything that a model would read as one: in any letter case, with full-width letters, or with
+    invisible characters inside.
     """
     return sub_first(dialect.read_markers, text, lambda _: "&lt;")
 

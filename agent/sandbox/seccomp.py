@@ -48,7 +48,7 @@ def filter_program(*, namespaces: bool = True, own_files: bool = False) -> bytes
     """Return the filter as an array of `struct sock_filter`; raise SandboxError if the machine is not x86-64.
 
     Without `namespaces` it is the stricter filter. The process that loads it must replace `OWN_PROCESS` in it by its
-    own id. With `own_files` no other sandbox sees the files and device nodes that the program can write.
+    own id. `own_files` means that no other sandbox sees the files and device nodes that the program can write.
     """
     code = _beginning()
     for number, answers in _answers(namespaces, own_files).items():

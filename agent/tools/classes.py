@@ -142,7 +142,7 @@ class ClassTools:
             )
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that counts its running calls: a thread keeps running after its call has timed out."""
+        """Wrap a function to count its running calls, since a thread keeps running after its call has timed out."""
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
             return function
 

@@ -63,9 +63,9 @@ class HermesForm:
 def _call_from(text: str, start: int) -> CallText | None:
     """Return the call that begins at a marker; None if it is incomplete.
 
-    Strings of its JSON may contain closing markers. So the call ends at the first closing marker before which the text
-    is valid JSON, or else at the first one. Without a closing marker, the rest of the text is the call if it is valid
-    JSON; servers read it in the same way.
+    Strings of its JSON may contain closing markers. So the call ends at the first closing marker with valid JSON before
+    it; if there is none such, it ends at the first closing marker of all. Without a closing marker, the rest of the
+    text is the call if it is valid JSON; servers read it in the same way.
     """
     begin = start + len(OPENING)
     first: CallText | None = None
