@@ -19,7 +19,7 @@ def answer_unit(turn: int) -> str:
 
 
 def context_unit(turn: int) -> str:
-    """Return the name of the unit with the segments that a turn's request shows, if the context was trimmed for it."""
+    """Return the name of the unit with the numbers of the segments that stay in a context trimmed before a turn."""
     return f"context-{turn}"
 
 
@@ -29,12 +29,12 @@ def call_unit(turn: int) -> str:
 
 
 def asked_unit(role: str, number: int) -> str:
-    """Return the name of the unit with the answer to an episode's question `number` (of any role) to a model."""
+    """Return the name of the unit with the answer of the model in `role` to request `number` of the episode."""
     return f"ask/{role}-{number}"
 
 
 def asked_role(unit: str) -> str | None:
-    """Return the role whose answer the unit of this name holds, also from before a restart; None for other units."""
+    """Return the role in a name made by `asked_unit`, with or without a prefix `restart-<n>/`; None for other names."""
     found = _ASKED.search(unit)
     return found[1] if found else None
 

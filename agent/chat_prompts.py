@@ -37,7 +37,7 @@ CONTINUE_MESSAGE = "Go on."
 CONTINUE_BEGUN_MESSAGE = (
     "Continue your last message exactly where it ends. Write only what follows, and repeat nothing."
 )
-"""Content of that message if the last turn was begun for the model, by an operator's edit or by a prefix."""
+"""Content of that message if the beginning of the last turn was given, by an operator's edit or by a prefix."""
 
 
 class ChatPrompts:
@@ -79,7 +79,7 @@ class ChatPrompts:
         return min(most, window, budget), "context_full" if window <= budget else "budget"
 
     def find_trim(self, trimming: Trimming) -> list[int] | None:
-        """See `PromptStrategy`. Tokens are estimated from characters, at the ratio of those the service has counted."""
+        """See `PromptStrategy`. Estimates tokens from characters, at the ratio of the text that the service counted."""
         window = self._engine.limits.max_model_len
         used = estimate_tokens(self._num_chars(), self._counted_tokens, self._counted_chars)
         return segments_to_show(self._transcript, trimming, None if window is None else window - used, self._num_tokens)

@@ -1,7 +1,7 @@
-"""Join a begun text and a reply that continues it, for services that answer messages and cannot be given a beginning.
+"""Join the given beginning of a model's text with the reply that continues it, for services that only take messages.
 
-A model that completes prompts continues the text itself. A chat service reads it in a message, so its reply may repeat
-the beginning, open the thought again, or leave out the space between two words.
+A completion model continues the beginning itself. A chat service reads it in a message, so its reply may repeat the
+beginning, open the thought again, or leave out the space between two words.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ it: write only what follows, from the next word on, and do not repeat the beginn
 {begun}
 -----"""
 _BORDER = re.compile(r"\n|>|[:.!?](?=\s)")
-"""Ends of the parts of a beginning that a reply may repeat: lines, markers, labels and sentences."""
+"""Pattern of the ends of lines, markers, labels and sentences; repeated text begins or ends at one of these borders."""
 _SHORTEST_REPETITION = 12
-"""Characters; shorter texts may be alike by chance."""
+"""Least number of characters of repeated text; shorter texts may be equal by chance."""
 _MOST_PARTS = 64
-"""Most parts at the end of a beginning that are compared with a reply; the limit keeps the time linear."""
+"""Number of last borders of a beginning at which repeated text may begin; the limit keeps the time linear."""
 _THINK = "think"
 
 
 def with_beginning(messages: Sequence[Mapping[str, str]], begun: str) -> list[Mapping[str, str]]:
-    """Return messages whose last one also states the beginning of the reply."""
+    """Return the messages with the given beginning of the reply, `begun`, added to the text of the last message."""
     *others, last = messages
     return [*others, {**last, "content": f"{last['content']}\n\n{_BEGUN.format(begun=begun)}"}]
 
 
 def split_beginning(content: str) -> tuple[str, str]:
-    """Return the content of a message without what `with_beginning` added, and the beginning; empty if it has none."""
+    """Undo `with_beginning`: return a message's content without the beginning, and the beginning; empty without one."""
     head, _, end = _BEGUN.partition("{begun}")
     before, found, rest = content.rpartition(f"\n\n{head}")
     return (before, rest.removesuffix(end)) if found and rest.endswith(end) else (content, "")
 
 
 def without_repetition(begun: str, reply: str) -> str:
-    """Return a reply without the parts of the beginning that it repeats.
+    """Return a reply without the text at its start that it copies from `begun`, the beginning that it should continue.
 
-    These are the whole beginning, its last lines, markers or sentences, or its first ones if the reply then continues
-    in another way. A repetition of fewer than 12 characters stays, unless it is the whole beginning.
+    A reply may copy the whole beginning, or its end from a line, marker, label or sentence on. It may also copy only
+    the first lines, markers, labels or sentences, and then differ from the beginning. Copied text of fewer than 12
+    characters stays, unless it is the whole beginning.
     """
     said, whole = reply.lstrip(), begun.strip()
     if not whole:
@@ -65,17 +66,17 @@ def without_repetition(begun: str, reply: str) -> str:
 
 
 def joined(begun: str, rest: str) -> str:
-    """Return `rest`, after a space if its first word would otherwise be joined to the last one of `begun`."""
+    """Return `rest`, after a space if it begins with a word and `begun` ends with a word or a punctuation mark."""
     is_word = begun[-1:].isalnum() or begun[-1:] in tuple(".,:;!?)\"'")
     return f" {rest}" if is_word and rest[:1].isalnum() else rest
 
 
 def continued_turn(begun: str, reply: str, reasoning: str, dialect: Dialect) -> str:
-    """Return what a reply adds to a begun turn of the model.
+    """Return the text to append to `begun`, the given beginning of a model's turn, from the reply that continues it.
 
-    Repetitions are removed. If the turn ends in an open thought, the reply does not open it again, and the thought is
-    closed before a call or answer. If the reply begins with a call or answer, reasoning that the service returned
-    outside the text becomes the rest of the thought.
+    Text that the reply copies from the beginning is removed. If the beginning ends in an open thought, a marker with
+    which the reply opens it again is removed, and the thought is closed before a call or answer. If the reply then
+    begins with a call or answer, reasoning that the service returned outside the text becomes the rest of the thought.
     """
     if not isinstance(dialect, TagDialect) or not _is_open_thought(begun, dialect):
         return joined_reply(begun, reply)
@@ -93,7 +94,7 @@ def continued_turn(begun: str, reply: str, reasoning: str, dialect: Dialect) -> 
 
 
 def joined_reply(begun: str, reply: str) -> str:
-    """Return what a reply adds to a begun text, without the parts of that text that it repeats."""
+    """Return the text to append to `begun`: the reply without copied text; if it copies nothing, joined by `joined`."""
     rest = without_repetition(begun, reply)
     return joined(begun, rest) if rest is reply else rest
 

@@ -40,7 +40,7 @@ class FunctionChatPrompts(ChatPrompts):
     """Requests as chat messages with native tool calls.
 
     In the transcript, calls of the service are written in the form of Hermes models, so that all calls and their errors
-    are read in one way. The service gets back its own text and ids.
+    are read in one way. The service gets back its own text and its own ids of calls.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FunctionChatPrompts(ChatPrompts):
         self._add_prefix(transcript.segments())
 
     def _add_prefix(self, segments: Sequence[Segment]) -> None:
-        """Add the messages of a prefix, without a last turn that has no calls: it is unfinished, or an answer."""
+        """Add the messages of a prefix, except for a last turn without calls, which is unfinished or an answer."""
         for is_written, group in groupby(segments, key=lambda segment: segment.kind in SYSTEM_KINDS):
             turn = list(group)
             if is_written:
@@ -127,7 +127,7 @@ class FunctionChatPrompts(ChatPrompts):
         return super()._num_chars() + self._tool_chars
 
     def _calls_in_text(self, content: str) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return text and calls of a turn whose calls the server did not parse."""
+        """Return the text before the calls that a server left in `content`, and the calls; all text and () without."""
         found = self._dialect.calls_of(content)
         if not found:
             return content, ()
@@ -197,10 +197,11 @@ class FunctionChatPrompts(ChatPrompts):
 
 
 def continued_native_turn(begun: str, content: str, calls: Sequence[ToolCall], reasoning: str) -> tuple[str, str, str]:
-    """Return what a reply adds to the text of a begun turn, and the content and reasoning of the whole turn.
+    """Return the text to append to `begun`, the given beginning of a turn, and content and reasoning of the whole turn.
 
-    If the begun turn ends in an open thought, the thought continues with the reply's reasoning and is then closed. A
-    reply with calls but no reasoning continues it with its text. Other turns continue with the reasoning and the text.
+    If the beginning ends in an open thought, the reply's reasoning continues the thought, which is then closed. If a
+    reply has calls but no reasoning, its text continues the thought. Any other beginning is continued by the reply's
+    reasoning and text together.
     """
     words = bare_reasoning(begun)
     if content.lstrip().startswith("<think>"):  # of a server that leaves reasoning in the text
@@ -227,7 +228,7 @@ def _turn_text(content: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _sent_again(segment: Segment, dialect: FunctionsDialect) -> ToolCall:
-    """Return the call in a segment of a prefix, without the service's own id, which segments do not contain."""
+    """Return the call in a segment of a prefix. Its id is empty, since segments do not contain the service's ids."""
     (call,) = dialect.form.find(segment.text)
     return ToolCall("", call.name, segment.text if call.error else orjson.dumps(call.arguments).decode())
 
@@ -241,7 +242,7 @@ def _text_next_to_calls(content: str) -> list[str]:
 
 
 def _call_suffixes(calls: Sequence[ToolCall]) -> list[str]:
-    """Return the part after the turn of each call's id in the dialect, such as `search_0` of `t3.search_0`."""
+    """Return each call's id (see `contract.call_id`) without its turn, such as `search_0` for `t3.search_0`."""
     numbers: Counter[str] = Counter()
     suffixes = []
     for call in calls:

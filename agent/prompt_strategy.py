@@ -21,7 +21,10 @@ from treadle.core.errors import ModelError
 from treadle.core.llm.types import Completion, CompletionRequest
 
 TokenLimit = Literal["context_full", "budget"]
-"""Limit in tokens that truncates a turn: the context window, or the budget of the trajectory. Also a status."""
+"""Limit in tokens that truncates a turn: the context window, or the budget of the trajectory.
+
+A rollout that reaches a limit has the limit's name as its status.
+"""
 
 
 class PromptStrategy(Protocol):
@@ -143,7 +146,7 @@ class TokenIdPrompts(WrittenPrompts):
 class TextPrompts(WrittenPrompts):
     """Requests as text: the rendered prompt followed by the text of the turn.
 
-    The limit is an estimate. Whether a request fits is decided by the server.
+    The room that is left in the window is an estimate; the server decides whether a request fits.
     """
 
     def __init__(
@@ -188,7 +191,7 @@ class TextPrompts(WrittenPrompts):
         return segments_to_show(self._transcript, trimming, free, lambda one: self._num_tokens(one.text))
 
     def _num_tokens(self, text: str) -> int:
-        """Return the number of tokens; without a tokenizer, an estimate at the ratio of what the server has counted."""
+        """Return the number of tokens of a text; without a tokenizer, estimate it from the server's last count."""
         if self._engine.renderer is not None:
             return len(self._engine.renderer.encode(text))
         return estimate_tokens(len(text), self._server_tokens, self._server_chars)
@@ -236,9 +239,10 @@ def segments_to_show(
 
 
 def tokens_to_ask(free: int, estimated: int, trimming: Trimming | None) -> int:
-    """Return the most new tokens to request: `free` are certainly left in the window, `estimated` probably.
+    """Return the most new tokens to request, from two counts of the tokens left in the window.
 
-    If contexts are trimmed, a turn may rely on the estimate up to `reserve_tokens`, since trimming makes that room.
+    `free` are certainly left, `estimated` are probably left. Without trimming, only `free` counts. With trimming, up to
+    `reserve_tokens` of the estimate may be requested, since trims keep that many free.
     """
     return free if trimming is None else max(free, min(estimated, trimming.reserve_tokens))
 
@@ -268,7 +272,7 @@ def dropped_stop(before: str, completion: Completion, dialect: Dialect) -> str:
 
 
 def estimate_kept_tokens(completion: Completion, num_chars: int) -> int:
-    """Estimate the tokens of the first `num_chars` characters of a truncated completion by their share, rounded up."""
+    """Estimate the tokens of the first `num_chars` characters of a completion as their share of it, rounded up."""
     total_chars = len(completion.text)
     if num_chars >= total_chars:
         return completion.completion_tokens

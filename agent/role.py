@@ -153,8 +153,8 @@ class RoleModel:
 def dropped_stop_string(before: str, completion: Completion, stops: Sequence[str]) -> str:
     """Return the stop string that ended an answer if the server left it out of the text; else an empty string.
 
-    It is the one that the server names, or the only one, or else the closing marker of the block that was opened last
-    and is still open in `before` plus the answer.
+    This is the stop string that the server names, else the only one in `stops`, else the closing tag among them whose
+    opening tag occurs last in `before` plus the answer.
     """
     if not completion.stop_dropped:
         return ""

@@ -31,14 +31,14 @@ class Codec(Protocol):
         ...
 
     def counts_before(self, ids: Sequence[int], text: str, positions: Sequence[int]) -> list[int]:
-        """Return, for each of some ascending positions in `text`, the text of `ids`, the number of ids before it.
+        """Return the number of ids before each of some ascending positions in `text`, which is the text of `ids`.
 
-        A token across a position counts in full.
+        A token across a position counts as before it.
         """
         ...
 
     def reply_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], int]:
-        """Return the ids between two assistant turns, and how many of the first ones end the earlier turn."""
+        """Return the ids between two assistant turns, and how many ids at their beginning end the earlier turn."""
         ...
 
 

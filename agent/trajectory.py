@@ -49,10 +49,10 @@ class TurnUsage:
 
 @dataclass(slots=True)
 class Usage:
-    """Cost of a rollout. All fields but the first three may differ when the same rollout is run again.
+    """Cost of a rollout. All fields after `wasted_tokens` may differ when the same rollout is run again.
 
-    `notes` counts odd answers by kind. `turns` has an item for each request of the rollout itself, but none for its
-    prefix. `voided_tokens` are prompt and sampled tokens of earlier attempts, from before a restart.
+    `notes` counts oddities in answers by kind. `turns` has an item for each request of the rollout itself, but none for
+    its prefix. `voided_tokens` are prompt and sampled tokens of earlier attempts, from before a restart.
     """
 
     prompt_tokens: int = 0

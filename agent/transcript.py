@@ -49,7 +49,7 @@ class Transcript:
         origins: Origin of each id.
         turn_starts: Number of ids before each turn of the model.
         wasted_tokens: Sampled tokens that were cut off (an estimate in text mode).
-        notes: Counts of what was odd in answers: keys of `treadle.core.llm.oddities.ODDITIES`.
+        notes: Number of oddities in answers, by the keys of `treadle.core.llm.oddities.ODDITIES`.
         contexts: What requests show of the transcript: one context, and another after each trim; the last is in use.
     """
 
@@ -257,11 +257,11 @@ class Transcript:
         span.text, span.end = span.text + text, len(self.ids)
 
     def end_turn(self, end: int | None) -> None:
-        """Set the id with which the model ends its turn, unless the same turn continues; None for no id."""
+        """Set the end-of-turn id to append if the model's turn ends here; None for no id."""
         self._turn_end = () if end is None else (end,)
 
     def prefix(self, calls: Sequence[CallRecord], turn: int) -> Prefix:
-        """Return the whole context as a prefix, to be continued after `calls` in turn `turn`."""
+        """Return the whole context as a prefix; for `calls` and `turn` see `Prefix`."""
         segments = tuple(self.segments())
         pending = bool(segments) and self._dialect.is_acted_on(segments[-1])
         return Prefix(
@@ -286,7 +286,7 @@ class Transcript:
             self._append_replies(replies)
 
     def append_block(self, block: str) -> None:
-        """Append a result block, encoded separately."""
+        """Append a result block, encoded separately from the text before it."""
         self._turn_end = ()
         start = len(self.ids)
         if self._codec is not None:
@@ -390,9 +390,9 @@ class Transcript:
 def split_reply(text: str, contents: Sequence[tuple[str, str]], write: ReplyText) -> list[tuple[str, str]]:
     """Split the text between two turns into pieces (kind, text): message contents, each with its role, and frames.
 
-    `contents` are the messages as (role, content). `write` renders other messages in the same way; it locates contents
-    that are empty or in the text several times. Templates may strip a content. If the template changed one in another
-    way, the rest of the text is one piece with the role of that message.
+    `contents` are the messages as (role, content). `write` is the function that rendered the text; if a content is
+    empty or occurs several times, it renders placeholders, which show where the contents are. Templates may strip a
+    content. If the template changed one in another way, the rest of the text is one piece with that message's role.
     """
     is_unique = all(content and text.count(content) == 1 for _, content in contents)
     pieces = None if is_unique else _split_by_frames(text, contents, write)
@@ -417,7 +417,7 @@ def _split_by_contents(text: str, contents: Sequence[tuple[str, str]]) -> list[t
 
 
 def _split_by_frames(text: str, contents: Sequence[tuple[str, str]], write: ReplyText) -> list[tuple[str, str]] | None:
-    """Split at what the template writes around placeholders; None if the pieces do not add up to the text."""
+    """Split at the frames that `write` renders around placeholders; None if the pieces do not add up to the text."""
     # Private-use characters, which templates neither strip nor change.
     placeholders = [{"role": role, "content": f"\ue000{place}\ue000"} for place, (role, _) in enumerate(contents)]
     frames = re.split("\ue000[0-9]+\ue000", write(placeholders))

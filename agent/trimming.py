@@ -32,7 +32,7 @@ class Trimming:
         """Return the indices of the segments that stay, in ascending order.
 
         Segments of the kept kinds and those that the model has not read yet always stay. Of the others, the most recent
-        stay, as many as fit in `room` tokens together with these. `lengths` are the segments' lengths in tokens.
+        stay, as long as all that stay fit in `room` tokens. `lengths` are the segments' lengths in tokens.
         """
         unread = num_read(segments)
         stays = [one.kind in self.kept_kinds or place >= unread for place, one in enumerate(segments)]
@@ -48,7 +48,7 @@ class Trimming:
 
 
 def num_read(segments: Sequence[Segment]) -> int:
-    """Return the number of segments before the results and messages at the end."""
+    """Return the number of segments that the model has read: all before the results and messages at the end."""
     return next((place for place in range(len(segments), 0, -1) if segments[place - 1].kind not in SYSTEM_KINDS), 0)
 
 

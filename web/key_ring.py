@@ -21,10 +21,10 @@ class Key:
 
 
 class KeyRing:
-    """Rotation of keys. It never waits; times are those of `clock`."""
+    """Rotation of keys. It never waits; `clock` returns the current time, in seconds."""
 
     def __init__(self, names: Sequence[str], environ: Mapping[str, str], *, clock: Callable[[], float]) -> None:
-        """Read the keys from `environ`; without names there is one empty key.
+        """Read the keys from the variables `names` in `environ`; without names there is one empty key.
 
         Raises ConfigError naming a variable without a usable key.
         """

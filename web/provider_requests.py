@@ -52,13 +52,13 @@ _QUOTA_MESSAGE = re.compile(
     r"|(?:you have |you've )?exceeded (?:your|the) (?:current |monthly |daily |api )?quota",
     re.IGNORECASE,
 )
-"""Pattern of a whole message. Part of a message may be the query, which a model wrote."""
+"""Pattern of a message about an exhausted quota; it must match the whole message, since a part may be the query."""
 _TAG = re.compile(r"</?strong>")
 _UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _READ_BYTES = 8_192
 _HIDDEN_IN_MESSAGES = "(not shown, as it repeats the key)"
 _MAX_READINGS = 4
-"""Number of decodings of a text that are searched for the key: as is, unquoted, unquoted twice, ..."""
+"""Number of forms of a text that are searched for the key: unchanged, decoded from URL and HTML, decoded twice, ..."""
 
 
 @dataclass(frozen=True, slots=True)

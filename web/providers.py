@@ -24,7 +24,7 @@ from treadle.web.provider_requests import NUM_RESULTS, failure_of, hits_of, repe
 from treadle.web.types import MAX_HITS, Language, QueryRefused, WebHit
 
 EMPTY_TRIES = 3
-"""Answers without a hit after which a search counts as empty."""
+"""Number of answers in a row without a hit after which a search counts as empty."""
 RATE_LIMIT_PAUSE_S = 30.0
 """Pause of a rate-limited key in seconds if the provider does not give one."""
 QUOTA_PAUSE_S = 3_600.0

@@ -69,7 +69,7 @@ class PageTime:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the timeout during the block; the limit is the time at which it ends."""
+        """Let the timeout run during the block, which then has at most the remaining seconds."""
         self._start()
         try:
             yield
@@ -78,7 +78,7 @@ class PageTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Stop the timeout inside `running` while waiting for a slot; the limit is the deadline."""
+        """Pause the timeout inside `running` while the block waits for a slot, at most until the deadline."""
         self._stop()
         try:
             yield

@@ -22,7 +22,7 @@ HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPES = ("text/plain", "text/markdown", "application/json", "application/xml", "text/xml")
 PDF_TYPE = "application/pdf"
 IMPORTED = "import"
-"""Name of the provider of searches, and of the reader of pages, that were recorded by another program."""
+"""Value of `provider` in searches and of `reader` in pages that another program recorded."""
 
 Language = Literal["en", "zh"]
 FailureKind = Literal[
@@ -146,7 +146,7 @@ def entry_from_json(value: bytes) -> Entry:
 
 
 def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields. Raises TypeError for a value of the wrong type."""
+    """Return the items of `data` that are fields of a dataclass. Raises TypeError for a value of the wrong type."""
     known = {field.name: data[field.name] for field in fields(kind) if field.name in data}
     for name, value in known.items():
         may_be_null = name == "failure"

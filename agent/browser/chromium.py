@@ -18,16 +18,19 @@ from treadle.agent.sandbox.usage import UsageWatch
 from treadle.core.errors import SandboxError
 
 _NAMES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
-"""Programs on the search path. A headless shell is Chromium without windows, and starts pages in half the time."""
-_REAL_FOLDERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome")
-"""Folders of the real programs, if those of these names on the search path are shell scripts that start them.
+"""Names of Chromium on the search path, tried in this order.
 
-Such scripts read files that are not in the sandbox.
+A headless shell is Chromium without windows; it starts pages in half the time.
+"""
+_REAL_FOLDERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome")
+"""Folders of the real Chromium, used if the program on the search path is a shell script that starts it.
+
+Such a script reads files that are not in the sandbox.
 """
 _FONTS = Path("/etc/fonts")
 _START_S = 60.0
 _MESSAGE_BYTES = 256 << 20
-"""Longest message: a picture of `max_height`, in base64."""
+"""Longest message of Chromium in bytes: it can contain a picture of `max_height`, in base64."""
 _ON_PIPES = 'exec "$0" "$@" 3<&0 4>&1 1>&2'
 """Shell command that starts a program with stdin and stdout as descriptors 3 and 4, which the protocol uses."""
 _FLAGS = (

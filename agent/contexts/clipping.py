@@ -20,9 +20,9 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 MAX_COMPRESSED = 2
 """Most messages that a verdict may compress."""
 REMOVED = "(removed)"
-"""Text that replaces a removed message, so that turns of both sides still alternate."""
+"""Text that replaces a removed message, so that messages of the model and the environment still alternate."""
 CLIPPER = "clipper"
-"""Role of the model that is asked."""
+"""Role of the model that gives the verdict."""
 _MOST_CHARS = 200_000
 _INSTRUCTIONS = """The conversation below, between a user or tools and an assistant, gets too long. Decide for each \
 message whether the assistant still needs it: keep, remove, or compress (at most {most} messages; write a shorter \
@@ -47,7 +47,14 @@ class SelfClip:
 
 @dataclass(frozen=True, slots=True)
 class ClipMessage:
-    """Message that a verdict may be about: neighbouring segments of one author, by their numbers."""
+    """Message that a verdict may keep, remove or compress: neighbouring segments of one author.
+
+    Attributes:
+        id: Name in the verdict, such as `m1`.
+        author: See `_author`.
+        numbers: Numbers of the segments.
+        text: Their text.
+    """
 
     id: str
     author: str
@@ -56,7 +63,7 @@ class ClipMessage:
 
 
 def clip_messages(segments: Sequence[Segment]) -> list[ClipMessage]:
-    """Return the messages that the model has read, with ids in their order; what it has not read yet always stays."""
+    """Return the messages that the model has read, with ids `m1`, `m2`, ...; what it has not read yet always stays."""
     read = [(number, one) for number, one in enumerate(segments[: num_read(segments)]) if one.kind != FRAME]
     found: list[ClipMessage] = []
     for place, (author, group) in enumerate(itertools.groupby(read, _author), 1):
@@ -67,7 +74,7 @@ def clip_messages(segments: Sequence[Segment]) -> list[ClipMessage]:
 
 
 def _author(numbered: tuple[int, Segment]) -> str:
-    """Return the author of a segment; each message of the environment has an author of its own, by its number."""
+    """Return `assistant` for model text, else kind and number, so that messages of the environment stay separate."""
     number, segment = numbered
     return f"{segment.kind} {number}" if segment.kind in SYSTEM_KINDS else "assistant"
 
@@ -147,7 +154,7 @@ def clipped(segments: Sequence[Segment], messages: Sequence[ClipMessage], texts:
 
 
 def _with_content(segment: Segment, text: str) -> str:
-    """Return a text in the place of a segment's; a result keeps its markers."""
+    """Return the text to show instead of a segment's: `text`, inside the markers of the segment if it is a result."""
     if segment.kind != RESULT:
         return text
     begin, end = segment.text.find(">") + 1, segment.text.rfind("</")

@@ -55,9 +55,10 @@ class ContextManager:
     has_asked: bool = False
 
     async def prepare(self, turn: int) -> None:
-        """Change what the request of a turn shows, if that is due.
+        """Trim the context if the window is too small for a turn, and apply the context manager's rule.
 
-        Raises ModelError and DeadlineExceeded if the request for a verdict fails.
+        A turn that has begun keeps its context. Raises ModelError and DeadlineExceeded if the request for a verdict
+        fails.
         """
         limits = self.engine.limits
         if limits.trimming is not None:

@@ -50,7 +50,7 @@ def render(segments: Iterable[Segment]) -> str:
 
 
 class HasToolSupport(Protocol):
-    """Chat template that may know tools; `treadle.core.chat.ChatTokenizer` is one."""
+    """Interface of a chat template that may render tools; `treadle.core.chat.ChatTokenizer` implements it."""
 
     @property
     def tool_support(self) -> ToolSupport:
@@ -62,7 +62,7 @@ class Dialect(Protocol):
     """Rules for reading and writing the text of a turn. Dialects derive from this class and inherit its defaults."""
 
     ends_every_turn: ClassVar[bool] = False
-    """Whether each completion is a turn of its own; otherwise a turn without a reaction continues in the next one."""
+    """Whether each completion is a turn of its own; otherwise the next one continues it if there was no reaction."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class Dialect(Protocol):
     def tool_prompt(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[ToolSchema]
     ) -> tuple[Sequence[Mapping[str, str]], list[dict[str, Any]]]:
-        """Return the messages before the first turn, and the tools that template or service are given."""
+        """Return the messages before the first turn, and the tools to pass to the chat template or the service."""
         return messages, []
 
     def replies(self, messages: Sequence[Message]) -> Sequence[Message]:

@@ -78,7 +78,7 @@ def call_faults(segments: Sequence[Segment], calls: Sequence[tuple[str, str]], d
     """Return the codes of CALL_FAULTS that apply to the calls of a turn, in that order.
 
     `calls` are pairs (tool, status) from the ledger. For a table without `successors` only the statuses are checked,
-    because its environment need not keep a ledger.
+    because its environment may leave calls out of the ledger.
     """
     faults = {_OF_STATUS[status] for _, status in calls if status in _OF_STATUS}
     if not dialect.successors:

@@ -104,10 +104,11 @@ def cut_after_first_close(text: str, dialect: TagDialect) -> str:
 
 
 def parse_calls(text: str, number: int, ended: TurnEnd, dialect: TagDialect) -> tuple[Call, ...]:
-    """Return the calls of a turn: the one at whose closing marker it stopped, and complete ones of tags without stop.
+    """Return the calls of a turn: complete calls whose tags do not stop generation, then the call that stopped it.
 
-    The argument is the text between the markers, stripped. A call that stopped the turn begins at the first opening
-    marker; without one its argument is empty, and the tool reports it as invalid.
+    The last one exists if the turn ended by a stop at the closing marker of a tool. It begins at the first opening
+    marker of that tool; without one its argument is empty, and the tool reports it as invalid. The argument of each
+    call is the text between its markers, stripped.
     """
     last = _last_body(text, dialect) if ended == "stop" else None
     if dialect.every_call_stops:  # the usual case, once per turn of thousands of rollouts
@@ -126,13 +127,13 @@ def _call(turn: int, number: int, tag: Tag, body: str) -> Call:
 
 
 def _unstopped_bodies(text: str, dialect: TagDialect) -> list[tuple[Tag, str]]:
-    """Return tag and text of the complete calls at which generation does not stop."""
+    """Return tag and inner text of each complete call whose tag does not stop generation."""
     pieces = [(dialect.by_name[piece.kind], piece.text) for piece in dialect.segments(text) if dialect.is_call(piece)]
     return [(tag, text[len(tag.opening) : -len(tag.closing)]) for tag, text in pieces if not tag.stop]
 
 
 def _last_body(text: str, dialect: TagDialect) -> tuple[Tag, str] | None:
-    """Return tag and text of the call that ends a piece of model text, as left by `cut_after_first_close`."""
+    """Return tag and inner text of the call whose closing marker stopped generation at the end of `text`, or None."""
     for name in dialect.tools:
         tag = dialect.by_name[name]
         if tag.stop and text.endswith(tag.closing):
@@ -149,9 +150,9 @@ def is_answer(text: str, dialect: TagDialect) -> bool:
 def neutralise(text: str, dialect: TagDialect) -> str:
     """Return tool output with the `<` of every known marker replaced by `&lt;`; nothing else changes.
 
-    A result can then neither end its own block nor forge a call or an answer, however the text is parsed again. This
-    includes anything that a model would read as a marker: any letter case, full-width letters, or invisible characters
-    inside.
+    A result can then neither end its own block nor forge a call or an answer, however the text is parsed again. A
+    marker here is anything that a model would read as one: in any letter case, with full-width letters, or with
+    invisible characters inside.
     """
     return sub_first(dialect.read_markers, text, lambda _: "&lt;")
 

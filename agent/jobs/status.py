@@ -1,4 +1,4 @@
-"""Report the state of running jobs by the clock, so that a stall is visible although nothing finishes."""
+"""Report the state of running jobs at fixed intervals, so that a stall is visible although no job finishes."""
 
 from __future__ import annotations
 

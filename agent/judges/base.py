@@ -44,15 +44,16 @@ class Grade(NamedTuple):
 
 
 class Judge(Entry):
-    """Judge models for answers and trajectories: which are asked about what, and how."""
+    """Settings of a judge of answers or trajectories: which models are asked about what, and how."""
 
     PARTS: ClassVar[Mapping[str, str]] = {}
     """Further numbers that a grade may have: name -> meaning."""
     NEEDS_ANSWERS: ClassVar[bool] = False
-    """Whether it compares with gold answers: then it is shown them, and is asked about answers that the rules do not
-    accept. Otherwise it is asked about every answer, never shown gold answers, and its grade is the score."""
+    """Whether the judge compares with gold answers. If so, it is shown them, and is asked only about answers that the
+    rules do not accept. Otherwise it is asked about every answer, never shown gold answers, and its grade is the
+    score."""
     UNASKED: ClassVar[frozenset[str]] = frozenset()
-    """Keys of the type that change no message: a model is not asked again if they change."""
+    """Keys of this judge that do not affect the messages to a model: models are not asked again if they change."""
 
     type: str = "correctness"
     """Judge: `correctness`, `rubric`, the name of an entry point, or a class of your own as `my_judges.py:Class` or
@@ -128,7 +129,7 @@ class Judge(Entry):
 
     @property
     def kind(self) -> str:
-        """Name of its judgements: the type, or for a class of the user the name of the class."""
+        """Name of the judge in its results: the type, or for a class of the user the name of the class."""
         return self.type.rpartition(":")[2]
 
     @field_validator("models")
@@ -165,7 +166,8 @@ def _are_messages(found: object) -> bool:
 
 
 def _text(key: str, given: str, known: object) -> dict[str, str]:
-    """Return the value of `prompt` or `rubric` and its text; if the file is missing, the text read before is kept."""
+    """Return the fields `key` and `<key>_text` to set for a text or file name; if the file is missing but its text is
+    known, return none, so that the known text stays."""
     if "\n" in given or not given.endswith(_TEXT_FILES):
         return {f"{key}_text": given.strip()}
     candidates = list(dict.fromkeys(folder / given for folder in (Path.cwd(), *config_folders.get())))

@@ -1,4 +1,4 @@
-"""Judge whether an answer agrees with the gold answers, by one word."""
+"""Judge whether an answer agrees with the gold answers, by a model that replies with one word."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ DEFAULT_SYMBOLIC = SymbolicLimits()
 class RuleJudge:
     """Judge by rules: choice rule, token F1 or mathematical equality, depending on the domain.
 
-    Results of algebra are cached, because its limits depend on the machine.
+    Results of algebra are cached, so that a resume gives the same verdicts: what a time limit allows depends on the
+    machine.
     """
 
     def __init__(

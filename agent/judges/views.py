@@ -97,8 +97,8 @@ def trajectory_views(
 def attempt_views(question: str, attempts: Sequence[Attempt], seed: int) -> Iterator[View]:
     """Yield ever shorter views of several trajectories of a question, never with gold answers.
 
-    The blocks of the first one are named `attempt_1_` and the kind of the segment, and so on; `attempt_1_final_answer`
-    at its end is the answer that counts, which is left out if there is none.
+    Blocks of the first trajectory are named `attempt_1_<kind of the segment>`, those of the second `attempt_2_...`, and
+    so on. The block `attempt_1_final_answer` comes last and holds the answer that counts; without one it is left out.
     """
     sizes: list[tuple[int, int | None]] = [(chars, None) for chars in SEGMENT_CHARS]
     most = max((len(attempt.segments) for attempt in attempts), default=0)

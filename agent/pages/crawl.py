@@ -36,7 +36,7 @@ class PageSource(Protocol):
         """Return the page at a URL in normal form, and whether it was recorded or cached already.
 
         `deadline` is in the event loop's clock. Raises RecordMiss in a replay, StorageError, and SearchUnavailable if
-        there was no time for the page, which is not its fault.
+        other work left no time for the page.
         """
         ...
 

@@ -15,7 +15,7 @@ _AFTER = ".,;:!?)]}"
 
 
 def split_links(argument: str) -> list[str]:
-    r"""Return the parts between bars, stripped, without empty ones; `\|` is a bar inside a part."""
+    r"""Return the non-empty parts of a text between `|` characters, stripped; `\|` is a `|` inside a part."""
     parts = (part.replace("\\|", "|").strip() for part in _BAR.split(argument))
     return [part for part in parts if part]
 

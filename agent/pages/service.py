@@ -44,7 +44,7 @@ _OF_FLASHRAG = OtherApi(
     "query", "this is a request of FlashRAG's search; start the service with --api flashrag, or send 'q'"
 )
 _STATUS = re.compile(r"\bHTTP ([45]\d{2}): ")
-"""Status in the message about a provider's answer."""
+"""Pattern of the HTTP status that a provider sent, in the message of the error about it."""
 
 
 class WebSearchRequest(BaseModel):

@@ -34,7 +34,7 @@ class PageSummarizer:
     """Model that reads pages."""
 
     def __init__(self, model: RoleModel, *, added_tokens: frozenset[str] = frozenset()) -> None:
-        """Set up the model; no page may spell one of `added_tokens`, those of its tokenizer, if known."""
+        """Set up the model; `added_tokens` of its tokenizer, if known, are escaped in all untrusted text."""
         self._model = model
         self._added_tokens = added_tokens
 
@@ -72,7 +72,7 @@ class PageSummarizer:
 
 
 def page_prompts() -> list[str]:
-    """Return the texts behind every prompt, for digests."""
+    """Return the system prompts and templates that the prompts are made from, for digests."""
     names = ("page_goal", "page_summary")
     return [text for name in names for text in (system_prompt(f"{name}_system"), template_source(name))]
 

@@ -87,9 +87,9 @@ class CrawlPageTool:
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """Read the pages that the argument names; `deadline` is a time of the work clock, and limits only summaries.
 
-        Fetching has a limit of its own. It counts as infrastructure, so it holds the work clock. Raises ToolError if
-        pages could not be fetched for a reason that is not the pages' fault, ModelError if a summary could not be made
-        for such a reason, and DeadlineExceeded.
+        Fetching has a limit of its own. It counts as infrastructure, so it holds the work clock. Infrastructure
+        failures are raised: ToolError if a page could not be fetched, ModelError if a summary could not be made, and
+        DeadlineExceeded.
         """
         started = asyncio.get_running_loop().time()
         urls = find_urls(split_links(argument))

@@ -40,7 +40,10 @@ WORKSPACE = "/workspace"
 """Where a sandbox shows its writable folder."""
 PROGRAMS = "/opt/bin"
 EMPTY_PROGRAM = b"60 0 0 0\n"
-"""Message to the guest: CPU seconds, whether a last expression is printed, length of the program and of its input."""
+"""Message that sends an empty program to the guest.
+
+Its numbers: CPU seconds, whether a last expression is printed, lengths of the program and of its input.
+"""
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 # systemd's range for users that exist only while a service runs: nothing else owns files or processes under them.
 _FIRST_UID, _LAST_UID = 61184, 65519

@@ -1,4 +1,4 @@
-"""Limit the memory of sandboxes with cgroups, if this process may create some; unlike sampling, they leave no gap.
+"""Limit the memory of sandboxes with cgroups, if this process may create some; unlike samples, they apply all the time.
 
 Only cgroup v2 is used. The sandboxes' cgroups are created below the nearest ancestor of Treadle's own cgroup that
 delegates the memory controller and that this user may write to. If a cgroup in between has a limit, no cgroups are
@@ -16,13 +16,13 @@ from treadle.agent.sandbox.config import SandboxSettings
 
 _MOUNT = Path("/sys/fs/cgroup")
 _EXTRA_MB = 64
-"""Allowance for the interpreter, bubblewrap and the kernel's own memory; `usage` enforces the exact limit."""
+"""Allowance in MiB for the interpreter, bubblewrap and the kernel's own memory; `usage` enforces the exact limit."""
 _EXTRA_PROCESSES = 4
 _OWN_LIMITS = (
     *("memory.max", "memory.high", "memory.swap.max", "memory.swap.high", "memory.zswap.max", "pids.max"),
     *("cpu.max", "cpuset.cpus", "cpuset.mems", "io.max"),
 )
-"""Files that contain a limit, unless they are empty or begin with `max`."""
+"""Files of a cgroup, each of which sets a limit unless it is empty or begins with `max`."""
 
 
 def limits(settings: SandboxSettings) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 The nodes are in a file system that is read-only as a whole. It is mounted in a mount namespace that ends with the
 sandbox, so there is nothing to delete. An ordinary user cannot make device nodes; its sandboxes show those of the
-machine, and the system-call filter hides their locks, times and notifications.
+machine, and the system-call filter hides their locks, time stamps and change notifications.
 
 The guardian imports this module by path, so it imports nothing of Treadle and little else. Run by path with
 `python -S -E -I`, it fails if nodes cannot be made and opened.

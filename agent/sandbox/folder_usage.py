@@ -44,7 +44,7 @@ class FolderUsage:
 
 
 def folder_limit(num_bytes: int, used: FolderUsage) -> FolderUsage:
-    """Return the limits of a program; `used` is allowed in any case, so that a program can still delete files."""
+    """Return the limits of a program's folder: at least what is `used`, so that a program can still delete files."""
     return FolderUsage(max(num_bytes, used.num_bytes), max(MAX_FILES, used.num_files))
 
 

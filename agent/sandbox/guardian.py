@@ -23,7 +23,7 @@ from treadle.core.engines import supervisor
 _logger = logging.getLogger(__name__)
 
 _SEND_S = 5.0
-"""Time after which a guardian that does not read its requests is replaced; it blocks the event loop once."""
+"""Seconds after which a guardian that does not read its requests is replaced; this wait blocks the event loop once."""
 _CLOSE_S = 10.0
 _KILLED_S = 1.0
 _WORKER = Path(__file__).with_name("guardian_worker.py")

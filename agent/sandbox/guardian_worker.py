@@ -33,7 +33,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 16
 _POLL_S = 0.5
 _MIN_DESCRIPTOR = 64
-"""Smallest number of duplicated descriptors, above all numbers that a new process gets."""
+"""Least number of a duplicated descriptor; the descriptors of a new process all have smaller numbers."""
 _REMOVE_S = 2.0
 _PREFIX = "treadle-"
 

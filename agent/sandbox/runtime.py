@@ -110,7 +110,10 @@ def _extensions(folder: Path) -> list[Path]:
 
 
 def _libraries(objects: list[Path], inside: list[Path]) -> dict[str, str]:
-    """Return the shared libraries that the objects load, except those in `inside`; path in the sandbox -> host path."""
+    """Return the shared libraries that some binaries load, as path in the sandbox -> host path.
+
+    Libraries in the folders `inside` are left out. `objects` are executables and extension modules.
+    """
     try:
         done = subprocess.run(["ldd", *map(str, objects)], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError) as error:

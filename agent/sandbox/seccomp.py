@@ -34,7 +34,7 @@ _NUMBER, _ARCH, _ARGUMENT_0 = 0, 4, 16
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _CLONE, _CLONE3 = 56, 435
 _UNKNOWN_TO_SERVERS = 452
-"""First number of calls that are newer than the list of those refused to servers (Linux 6.6)."""
+"""Least number of a system call that is newer than the list `REFUSED_TO_SERVERS` (Linux 6.6)."""
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 _Instruction = tuple[int, int, int, int]
@@ -48,7 +48,7 @@ def filter_program(*, namespaces: bool = True, own_files: bool = False) -> bytes
     """Return the filter as an array of `struct sock_filter`; raise SandboxError if the machine is not x86-64.
 
     Without `namespaces` it is the stricter filter. The process that loads it must replace `OWN_PROCESS` in it by its
-    own id. With `own_files` no other sandbox sees the files and device nodes that the program can write.
+    own id. `own_files` means that no other sandbox sees the files and device nodes that the program can write.
     """
     code = _beginning()
     for number, answers in _answers(namespaces, own_files).items():
@@ -72,9 +72,10 @@ def server_filter_program() -> bytes:
 
 
 def _answers(namespaces: bool, own_files: bool) -> dict[int, list[tuple[Condition | None, _Instruction]]]:
-    """Return, by call number, the conditions in the order of their tests, each with the instruction to run if it holds.
+    """Return pairs (condition, instruction) by the number of a system call.
 
-    Frequent calls come first. If no condition of a call holds, the call fails with the error of the last one. Calls
+    The filter tests the conditions of a call in this order and runs the instruction of the first that holds; None
+    always holds. If none holds, the call fails with the `errno` of the last condition. Frequent calls come first. Calls
     without an entry are refused.
     """
     passed = allowed(namespaces=namespaces)

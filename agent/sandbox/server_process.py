@@ -42,7 +42,7 @@ def _identity(protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol:
 
 
 class _Input(asyncio.Protocol):
-    """Protocol of standard input: whether more can be written, and whether it has ended."""
+    """Asyncio protocol of the server's standard input: records whether it has room, and whether it is closed."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -135,7 +135,10 @@ class ServerProcess:
         self._input.write(data)
 
     async def watch(self, usage: UsageWatch, memory_bytes: int) -> str:
-        """Wait until the server's processes exceed a limit; return its resource. Never returns without namespaces."""
+        """Wait until the server's processes exceed the limit of a resource; return the resource.
+
+        Never returns without namespaces.
+        """
         if self._info is None or (first := await self._first_pid(self._info)) is None:
             return await asyncio.Future()
         with usage.watching(first, memory_bytes) as excess:

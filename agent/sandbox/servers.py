@@ -212,7 +212,10 @@ def _binds(program: str, settings: ServerSettings) -> tuple[list[Path], list[Pat
 
 
 def _python_places(program: Path, found: list[Path]) -> list[Path]:
-    """Return interpreters that a virtual environment needs, and add its folder to the found ones."""
+    """Return the interpreters that the virtual environment of `program` needs, and add its folder to `found`.
+
+    Returns nothing if the program is in no virtual environment.
+    """
     folder = program.parent.parent
     try:
         lines = (folder / "pyvenv.cfg").read_text().splitlines()

@@ -255,7 +255,8 @@ ON_OWN_FILES = (
         Condition("F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW", (Test(1, _SET_LOCKS),)),
     ),
 )
-"""Allowed if no other sandbox sees the files that this one can write; pretended with shared device nodes."""
+"""Allowed if no other sandbox sees the files and device nodes that this one can write; otherwise they return success
+without doing anything."""
 
 PRETENDED_ON_OWN_FILES = (
     Calls(

@@ -172,7 +172,7 @@ def _anonymous_bytes(pid: int) -> int:
 
 
 def _private_bytes(pid: int) -> int:
-    """Return the anonymous memory without `smaps_rollup`; pages shared after a fork count in each process."""
+    """Return a process's anonymous memory if `smaps_rollup` is missing; each process that shares a page counts it."""
     try:
         _, resident, shared = _read(f"/proc/{pid}/statm").split(maxsplit=3)[:3]
     except (OSError, ValueError):

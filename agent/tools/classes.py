@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from treadle.agent.tools.source import ToolSource
 
 _OPTIONAL = ("setup", "outcome", "close")
-"""Methods that a class may have."""
+"""Optional methods of a user's class that are not tools."""
 
 
 class ClassSettings(UserToolSettings):
@@ -142,7 +142,7 @@ class ClassTools:
             )
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that counts its running calls: a thread keeps running after its call has timed out."""
+        """Wrap a function to count its running calls, since a thread keeps running after its call has timed out."""
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
             return function
 

@@ -274,7 +274,7 @@ def _check_status(status: int, headers: Mapping[str, str], data: bytes) -> None:
 
 
 def _query(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the pairs of a query: lists repeat their name, null is left out, tables are JSON."""
+    """Return the pairs (name, value) of a URL's query: a list repeats its name, null is left out, objects are JSON."""
     pairs = []
     for name, value in arguments.items():
         for one in value if isinstance(value, list) else (value,):

@@ -39,8 +39,8 @@ class CallContext:
         question: Text that the model was asked.
         log: The assistant turn so far, in order: model text up to each call, and result blocks; this call is last.
         seed: Seed of this call, in [0, 2**31).
-        budget_s: Seconds that the call may run, not counting any wait before that; None if the deadline limits both
-            together.
+        budget_s: Seconds that the call may run, not counting any wait before that; None if the deadline limits the
+            waiting and the running together.
         route: Where the question's searches go: `local`, `web` or `both`; None if the question does not say.
     """
 

@@ -174,7 +174,7 @@ class SearchTool:
         )
 
     async def _in_corpus_or_note(self, query: str) -> _SourceResult:
-        """Search the corpus next to the web; if it takes too long, return nothing but a note."""
+        """Search the corpus in addition to the web; if that takes too long, return an empty result with a note."""
         try:
             return await self._in_corpus(query)
         except TimeoutError:

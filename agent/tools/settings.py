@@ -55,7 +55,7 @@ class ToolSettings(Entry):
     def with_interpreter(self, interpreter: Path) -> Self:
         """Return the settings with `interpreter` as the Python for programs, unless one is set.
 
-        An engine's own Python has other packages.
+        It is called in training, where this process runs in the training engine's Python, which has other packages.
         """
         return self
 

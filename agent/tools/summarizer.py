@@ -21,7 +21,7 @@ from treadle.core.untrusted.prompt_text import as_data
 from treadle.web.pages.control_tokens import without_tokens
 
 MARKER = "**Final Information**"
-"""The summary is the text after the last occurrence of this in a reply."""
+"""Marker before the summary: the summary is the text after its last occurrence in a reply."""
 MAX_DOCUMENTS_CHARS = 20_000
 """Most characters of all documents in one prompt; the rest is left out, marked by three dots."""
 _NUM_FIRST_ENTRIES = 5
@@ -48,7 +48,7 @@ class Summarizer:
     """Summarizer that uses one model."""
 
     def __init__(self, model: RoleModel, *, added_tokens: frozenset[str] = frozenset()) -> None:
-        """Set up the model; no text from the web may spell one of `added_tokens`, those of its tokenizer, if known."""
+        """Set up the model; `added_tokens` of its tokenizer, if known, are escaped in text from the web."""
         self._model = model
         self._added_tokens = added_tokens
 
@@ -86,7 +86,7 @@ class Summarizer:
 
 
 def summarizer_prompt() -> list[str]:
-    """Return the texts behind every prompt, for digests."""
+    """Return the system prompt and the template that the prompts are made from, for digests."""
     return [system_prompt("summarizer_system"), template_source("summarizer")]
 
 

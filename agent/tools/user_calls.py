@@ -26,7 +26,7 @@ from treadle.core.work_clock import work_clock
 
 _ERROR_CHARS = 500
 _FOLDERS = re.compile(r"(?:(?<![\w:/.])|(?<=file://))/(?:[^\s/'\"]+/)+")
-"""Folders of an absolute path; the paths of web addresses do not match."""
+"""Pattern of the folders of an absolute path; it does not match paths in web addresses."""
 
 Function = Callable[..., Any]
 
@@ -34,8 +34,8 @@ Function = Callable[..., Any]
 class CallThreads:
     """Threads for functions that are not async, at most `limit` at once.
 
-    No thread can be stopped. One whose call ran out of time is given up: another may take its place, until `limit`
-    threads are given up.
+    No thread can be stopped. If a call runs out of time, its thread is given up and another thread may take its place,
+    until `limit` threads are given up.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -46,7 +46,7 @@ class CallThreads:
         self._num_given_up = 0
 
     async def run(self, function: Function, *, when: Callable[[], float]) -> Any:
-        """Return what a function returns; `when` returns the time limit and is called once a thread is free.
+        """Return what a function returns; `when` is called once a thread is free and returns the time of the limit.
 
         Raises TimeoutError at that time of the work clock, _Failed if the function raises, and ToolError if too many
         threads are given up.
@@ -201,7 +201,7 @@ def error_text(error: BaseException, payload: Mapping[str, Any]) -> str:
 
 
 def _without_folders(match: re.Match[str]) -> str:
-    """Return nothing in place of folders of this machine, and other text unchanged."""
+    """Return the replacement of a match of `_FOLDERS`: empty if its first folder exists here, else the match."""
     first = match.group().split("/", 2)[1]
     try:
         return "" if os.path.lexists(f"/{first}") else match.group()

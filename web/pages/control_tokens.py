@@ -36,7 +36,7 @@ _KNOWN = re.compile(
 
 
 def without_known_tokens(text: str) -> str:
-    """Return untrusted text in which no control token in common use is spelled, nor any that `as_data` covers."""
+    """Return untrusted text with `as_data` applied and all control tokens in common use escaped."""
     return sub_first(_KNOWN, as_data(text), _entity)
 
 
@@ -54,9 +54,9 @@ def _entity(character: str) -> str:
 
 @lru_cache(maxsize=16)
 def _pattern(tokens: frozenset[str]) -> re.Pattern[str]:
-    """Return a pattern for the first character of each token followed by the rest of it.
+    """Return a pattern that matches the first character of any of the tokens if the rest of the token follows.
 
-    Built from a prefix tree, since some tokenizers have thousands of tokens.
+    It is built from a prefix tree, since some tokenizers have thousands of tokens.
     """
     tree: dict[str, Any] = {}
     for token in filter(_is_control, tokens):

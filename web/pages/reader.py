@@ -50,7 +50,7 @@ _NOT_STARTED = "the process that reads pages did not start"
 _INSTALL = "the processes that read pages need packages: pip install 'treadle[web]'"
 
 WEAK_CONFINEMENT_WARNING = "limits of time and memory alone, and kept from files where the kernel has Landlock"
-"""Confinement of the processes without a filter of system calls."""
+"""Words of a warning: how the processes are confined on a machine without a filter of system calls."""
 CONFINEMENT_HINT = "read pages on Linux on x86-64, with a kernel that has seccomp"
 
 T = TypeVar("T")

@@ -27,8 +27,8 @@ _ELLIPSIS = "..."
 def render_pages(hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: WebSettings) -> str:
     """Return text for the agent: one JSON object per line, without URLs, at most `max_chars` characters.
 
-    `pages[i]` is the page of `hits[i]`. The first object that does not fit has its context truncated and is the last
-    one.
+    `pages[i]` is the page of `hits[i]`. The first object that does not fit is the last one; its field `context`, the
+    passage of the page, is truncated.
     """
     return "\n".join(_objects(hits, pages, settings, AGENT_WINDOW_CHARS, urls=False))
 
@@ -99,9 +99,9 @@ def _render_hit(
 
 
 def _fit(shown: dict[str, Any], remaining_chars: int) -> tuple[str, bool]:
-    """Return an object as at most `remaining_chars` characters of JSON, and whether its context is complete.
+    """Return an object as at most `remaining_chars` characters of JSON, and whether its field `context` is complete.
 
-    The text is empty if the object does not fit even without its context.
+    The JSON is empty if the object does not fit even without its context.
     """
     line, context = _json(shown), shown["context"]
     if len(line) <= remaining_chars:

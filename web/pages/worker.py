@@ -72,8 +72,8 @@ _SKIPPED_TAGS = [
         '[style*="visibility: hidden" i]',
     )
 ] + ["dialog:not([open])"]
-"""Selectors of elements that a page hides. `html` and `body` are excluded: some pages hide them until a script has
-run."""
+"""Selectors of elements whose text is skipped, since the page hides them. `html` and `body` are excluded: some pages
+hide them until a script has run."""
 
 # Encodings of the WHATWG list (encoding.spec.whatwg.org) by their Python names. Loaded in advance, since a confined
 # child can import no module.

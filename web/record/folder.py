@@ -44,7 +44,7 @@ _MAX_VALUE_BYTES = 4 * MAX_TEXT_CHARS
 _MAX_HITS_BYTES = 2 * 1024 * 1024
 _MAX_GROWTH = 200
 _ALWAYS_UNPACKED_BYTES = 1024**3
-"""Most bytes that a record may unpack to; for a larger artifact, `_MAX_GROWTH` times its size."""
+"""Bytes that any record may unpack to; a record may also unpack to `_MAX_GROWTH` times the size of its artifact."""
 _MANIFEST = "artifact.json"
 _UNPACKED = re.compile(r"[0-9a-f]{16}")
 
@@ -93,7 +93,7 @@ class RecordFolder:
     """Record whose entries are read by key; only its index is mapped into memory. Thread-safe."""
 
     def __init__(self, location: str, digest: str, unpacked_in: Path) -> None:
-        """Open the files in `unpacked_in`, made by `open_record`; it may be removed meanwhile. Raises OSError."""
+        """Open the files in `unpacked_in`, made by `open_record`. Raises OSError, also if it was removed meanwhile."""
         self.location = location
         """Location of the artifact, for messages."""
         self.digest = digest
@@ -265,7 +265,7 @@ def _with_descriptor(file: io.BufferedIOBase) -> Iterator[Any]:
 
 
 def _texts(part: pa.RecordBatch | UnreadableRow) -> list[dict[str, Any]]:
-    """Return the rows. Raises UnreadableInput for a value that is not text or too long for an entry."""
+    """Return the rows of a part of the table. Raises UnreadableInput for a value that is not text or is too long."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

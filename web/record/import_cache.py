@@ -170,7 +170,7 @@ def _loaded(text: str | bytes) -> Any:
 
 
 def _sqlite_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of the table with columns `key` and `obj`, in the same envelope as in JSON."""
+    """Yield each row of the table with columns `key` and `obj` as its key and an object with its other columns."""
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:

@@ -55,7 +55,7 @@ def write_record(
     """Write entries, each with its loose key or None, as an artifact; equal entries give an equal digest.
 
     Entries must come in the order of their keys, else ValueError is raised; only a few are held at a time. `made_by` is
-    stored in the manifest. `work` is the key of the folder in which the artifact is prepared, if not the usual one.
+    stored in the manifest. `work` is the folder in the storage in which the artifact is prepared; None for the default.
     """
     writer = ArtifactWriter(storage, WEB_RECORD, made_by=made_by, work=work)
     try:

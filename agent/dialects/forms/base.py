@@ -53,7 +53,7 @@ class ToolForm(Protocol):
         ...
 
     def is_written_in(self, example: str) -> bool:
-        """Return whether a template that writes `example` for a call writes this form."""
+        """Return whether `example`, a call as a chat template writes it, has this form."""
         ...
 
 

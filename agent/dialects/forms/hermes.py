@@ -13,7 +13,7 @@ from treadle.agent.tools.schema import ToolSchema
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
 _SPELLED_MARKERS = 16
-"""Most closing markers that strings of a call may spell; without a bound, hostile text takes quadratic time."""
+"""Most closing markers inside the strings of one call; without this limit, hostile text takes quadratic time."""
 _MARKERS = re.compile(r"<\s*/?\s*(?:tool_call|tool_response|tools)\s*>", re.IGNORECASE)
 
 _SYSTEM = """You can call these tools:
@@ -63,9 +63,9 @@ class HermesForm:
 def _call_from(text: str, start: int) -> CallText | None:
     """Return the call that begins at a marker; None if it is incomplete.
 
-    Strings of its JSON may contain closing markers. So the call ends at the first closing marker before which the text
-    is valid JSON, or else at the first one. Without a closing marker, the rest of the text is the call if it is valid
-    JSON; servers read it in the same way.
+    Strings of its JSON may contain closing markers. So the call ends at the first closing marker with valid JSON before
+    it; if there is none such, it ends at the first closing marker of all. Without a closing marker, the rest of the
+    text is the call if it is valid JSON; servers read it in the same way.
     """
     begin = start + len(OPENING)
     first: CallText | None = None
@@ -96,7 +96,7 @@ def _ends_in_string(data: str) -> bool:
 
 
 def write_call(name: str, arguments: str) -> str:
-    """Return the text of a call; `arguments` is JSON text, or other text that a model wrote in its place."""
+    """Return the text of a call; if a model wrote `arguments` that are not JSON, they are written as a JSON string."""
     try:
         orjson.loads(arguments or "{}")
         written = arguments or "{}"
@@ -125,7 +125,7 @@ def added_text(tools: Sequence[ToolSchema]) -> str:
 
 
 def _told(tools: Sequence[ToolSchema]) -> str:
-    """Return schemas as JSON; markers in their strings, which servers may have written, are escaped."""
+    """Return schemas as JSON with all markers escaped, because tool servers may have written texts of the schemas."""
     return _MARKERS.sub(lambda found: found[0].replace("<", "\\u003c"), schemas_text(tools))
 
 

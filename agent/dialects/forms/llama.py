@@ -22,7 +22,7 @@ class LlamaForm:
     markers = re.compile(r"<\|\s*python_tag\s*\|>", re.IGNORECASE)
 
     def find(self, text: str) -> list[CallText]:
-        """See `ToolForm`; a turn that does not begin with a JSON object or the tag has no calls."""
+        """See `ToolForm`. Calls begin after `<|python_tag|>` or, without this tag, at the beginning of the turn."""
         tag = text.find(PYTHON_TAG)
         begin = _skip(text, tag + len(PYTHON_TAG) if tag >= 0 else 0)
         if text[begin : begin + 1] == "[":
@@ -67,7 +67,7 @@ def _json_end(text: str, begin: int) -> int | None:
 def _call_in(text: str, begin: int, end: int, *, is_tagged: bool) -> CallText | None:
     """Return the call in a JSON object; None if the object is no call, such as an answer in JSON.
 
-    An object without parameters is a call only after the tag, if it has a name.
+    An object with a name but without parameters is a call only if `<|python_tag|>` precedes it (`is_tagged`).
     """
     data = text[begin:end]
     try:
@@ -79,7 +79,10 @@ def _call_in(text: str, begin: int, end: int, *, is_tagged: bool) -> CallText | 
 
 
 def _listed(text: str, begin: int) -> list[CallText]:
-    """Return the calls in a JSON list. The first one has the offsets of the list, the others are empty at its end."""
+    """Return the calls in the JSON list at `begin`; an empty list unless all its items are calls.
+
+    The first call has the offsets of the whole list; the others have an empty range at its end.
+    """
     end = _json_end(text, begin)
     try:
         values = orjson.loads(text[begin:end]) if end is not None else []

@@ -39,7 +39,7 @@ class Lose(Protocol):
 
 
 class InvalidCall(Exception):
-    """JSON-RPC error with which the server answers a call, or its request for input, which no episode can give."""
+    """Error for a call that the server answers with a JSON-RPC error, or by asking for input of a user."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -158,10 +158,11 @@ class Connection:
         return result
 
     async def changed_tools(self) -> list[Tool] | None:
-        """Return the tools that the server lists now; None if it has not announced that its list changes.
+        """Return the tools that the server lists now; None if their list cannot have changed.
 
-        Announcements can arrive after the result of the call that caused them, so the list is requested even if the
-        server only declares that it may change. Raises ToolError.
+        It may have changed if the server has announced a change, and always if it has declared at the handshake that it
+        announces changes, since an announcement can arrive after the result of the call that caused it. Raises
+        ToolError.
         """
         assert self._client is not None
         declared = self._client.server_capabilities.tools
@@ -258,7 +259,7 @@ class Connection:
 
 
 async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
-    """Wait for the first of some futures."""
+    """Wait until the first of some futures is done, or for `timeout_s`."""
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 

@@ -31,7 +31,7 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 _CONNECT_S = 30.0
 _END_SESSION_S = 2.0
 _CHECKED_PORT = 443
-"""Port for checks of addresses, instead of that of the URL: the user chose it, so the rule on ports does not apply."""
+"""Port with which addresses are checked, since the rule on ports must not refuse the port that the user chose."""
 _KEY_MARK = "[token]"
 
 
@@ -104,7 +104,7 @@ def _guarded_transport(url: str, networks: tuple[str, ...], fail: Callable[..., 
     )
 
     class Guarded(httpx2.AsyncBaseTransport):
-        """Transport with limits; a failure of a request ends the connection, except for those that may fail."""
+        """Transport with limits. A failure ends the connection; most failures of probes and of other methods do not."""
 
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             may_fail = request.method != "POST" or b"server/discover" in await request.aread()

@@ -57,7 +57,7 @@ def label(text: object) -> str:
 
 
 def _text(part: Any) -> str:
-    """Return a text part, or a notice with type and size of any other."""
+    """Return the text of a part of a result; for a part that is no text, return a notice with its type and size."""
     if part.type == "text":
         return str(part.text)
     if part.type in ("image", "audio"):

@@ -33,7 +33,7 @@ _ENGINE_S = 120.0
 """Time limit of one command of the engine itself."""
 _END_S = 15.0
 _OVERHEAD_MB = 32
-"""Room for names in an archive."""
+"""Size in MiB that an archive of a workspace may have beyond the size of the workspace, for names of files."""
 _ENVIRONMENT = {
     "HOME": FOLDER,
     "LC_ALL": "C.UTF-8",

@@ -18,7 +18,7 @@ DEFAULT_TESTS_S = 300.0
 MAX_TESTS_S = 3600.0
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TIME = 946_684_800
-"""Modification time of all files, 2000-01-01: a listing must show the same when calls are made again."""
+"""Modification time of all files, 2000-01-01, so that a listing is the same when calls are repeated after a resume."""
 _KEYS_OF_TESTS = ("files", "command", "timeout_s", "expected")
 
 

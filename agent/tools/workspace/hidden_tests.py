@@ -48,9 +48,10 @@ if os.environ.get("PYTHONSAFEPATH"):
     sys.meta_path.insert(sys.meta_path.index(PathFinder), Standard)
     sys.path += [*{folders!r}, os.getcwd()]
 """
-"""`sitecustomize` for the tests: modules of the workspace can be imported, but never hide other modules.
+"""Module `sitecustomize` for the tests: modules of the workspace can be imported, but never replace other modules.
 
-The standard library also tries modules that only other systems have, such as `msvcrt`.
+They also cannot replace modules of the standard library that exist only on other systems, such as `msvcrt`: the
+standard library tries to import those.
 """
 _ADDOPTS = f"-p {_PLUGIN} -p no:cacheprovider --import-mode=append"
 _PYTEST = re.compile(r"\bpytest\b")
@@ -87,7 +88,7 @@ def _folder_of(path: str) -> str:
 def _test_folders(tests: HiddenTests, given: Mapping[str, bytes]) -> list[str]:
     """Return the folders that hold tests rather than code; an `__init__.py` in them runs before the tests.
 
-    The workspace itself, "", is one: it is no package.
+    The workspace itself is always among them, as an empty string: it is never a package.
     """
     code = {_folder_of(path) for path in given if path.endswith(".py") and not _steers(Path(path).name)}
     direct = {_folder_of(path) for path in _modules(tests)} - code
@@ -108,7 +109,7 @@ def _import_roots(tests: HiddenTests, restored: Mapping[str, bytes]) -> list[str
 
 
 def _restored(tests: HiddenTests, given: Mapping[str, bytes], folders: list[str]) -> dict[str, bytes]:
-    """Return the files to write: the tests, and those of the task's own that steer tests."""
+    """Return the files to write, path -> content: the tests, and the task's own files that steer tests."""
     steering = {
         path: content
         for path, content in given.items()
@@ -151,10 +152,10 @@ def _preparation(tests: HiddenTests, given: Mapping[str, bytes], folders: list[s
 
 
 def _command(tests: HiddenTests, restored: Mapping[str, bytes]) -> str:
-    """Return the shell command. It is parsed as a whole before any file of the workspace runs.
+    """Return the shell command that prepares the workspace, runs the tests and prints the result.
 
-    The number that marks the true result is in a shell variable that is not exported. It is printed after the tests,
-    whose own output is discarded.
+    The shell parses all of it before any file of the workspace runs. The secret number that marks the true result is
+    in a shell variable that is not exported. It is printed after the tests, whose own output is discarded.
     """
     # Texts called test*.txt would be run as doctests.
     uses_doctest = any(b"doctest" in text for text in (tests.command.encode("utf-8", "replace"), *restored.values()))
@@ -191,7 +192,7 @@ def _outcome(tests: HiddenTests, number: str, result: CommandResult) -> Outcome:
 
 
 def _of_report(tests: HiddenTests, number: str, code: str, report: str) -> Outcome:
-    """Return the outcome of pytest. Its parts have numbers instead of the tests' names, which are hidden, too."""
+    """Return the outcome from pytest's report. Its parts are `test_1`, `test_2`, ...: the tests' names are hidden."""
     try:
         said = json.loads(report)
         is_ours = said["number"] == number

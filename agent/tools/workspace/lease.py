@@ -16,7 +16,10 @@ _LOCK_SUFFIX = ".lock"
 
 
 class Lease:
-    """Folder that belongs to this process until it ends: a lock on a file next to it, which the kernel releases."""
+    """Folder that belongs to this process as long as the process holds a lock on the file next to the folder.
+
+    The kernel releases the lock when the process ends.
+    """
 
     def __init__(self, base: Path | None) -> None:
         """Use a folder in `base`; None for the system's folder for temporary files."""

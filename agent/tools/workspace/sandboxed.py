@@ -99,7 +99,7 @@ class SandboxedWorkspaces:
         return self._lease.folder / "bin"
 
     def _write_programs(self) -> None:
-        """Write a program for each package, such as `pytest`: the packages' own programs name the host's Python."""
+        """Write a program for each package, such as `pytest`: the installed ones start Python by its host path."""
         self._programs.mkdir()
         for name in self._settings.packages:
             path = self._programs / name
