@@ -32,11 +32,11 @@ _MEMORY_BYTES = 2 << 30
 _MODEL = "treadle"
 """Name of the model, from which the package derives the names of its global objects."""
 _UNSAFE = "not_a_function_of_this_task()"
-"""Call that replaces an unsafe one; its evaluation fails and changes nothing."""
+"""Call that is evaluated in place of one that `_is_safe` refuses; it fails and changes nothing."""
 
 Entry = dict[str, Any]
 Turns = Sequence[Sequence[Sequence[str]]]
-"""Calls as texts of the package's form: a list per turn of the user, in it a list per turn of the model."""
+"""Calls of a conversation as text in the package's form: a list per user turn, in it a list per turn of the model."""
 
 
 @dataclass(frozen=True)

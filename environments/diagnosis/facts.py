@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 ENDED = ("answered", "finished")
-"""Statuses of rollouts that ended with their task."""
+"""Statuses of rollouts that ended with an answer, or whose environment ended the task."""
 FAILED = "failed"
 """Status of rollouts that infrastructure ended; they tell nothing about the model."""
 
@@ -83,7 +83,10 @@ class Facts:
     num_groups: int = 0
     """Questions with several rollouts."""
     num_equal_groups: int = 0
-    """Questions whose several rollouts seem equal by their counts; 0 if texts read for one question differ."""
+    """Questions with several rollouts, all with the same status, number of calls and number of sampled tokens.
+
+    0 if rollouts of the same question whose texts were read have different texts.
+    """
 
     @property
     def num(self) -> int:
@@ -92,11 +95,14 @@ class Facts:
 
     @property
     def num_ended(self) -> int:
-        """Number of rollouts that ended with their task."""
+        """Number of rollouts with a status in `ENDED`."""
         return sum(self.statuses.get(status, 0) for status in ENDED)
 
     def mostly(self, *statuses: str) -> bool:
-        """Return whether at least half of the rollouts that did not end with their task have one of these statuses."""
+        """Return whether at least half of the rollouts, without those `FAILED` or in `ENDED`, have one of `statuses`.
+
+        Return False if there are no such rollouts.
+        """
         open_ones = self.num - self.num_ended
         return open_ones > 0 and 2 * sum(self.statuses.get(name, 0) for name in statuses) >= open_ones
 

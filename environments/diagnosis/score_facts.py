@@ -65,7 +65,7 @@ class ScoreFacts:
     rewards: frozenset[float] = frozenset()
     """Distinct rewards; at most two are kept."""
     num_successes: int = 0
-    """Rewards that count as right."""
+    """Number of rewards with which the rollout counts as right."""
     judges: Mapping[str, JudgeCounts] = field(default_factory=dict)
     num_read: int = 0
     """Answers that were compared with their gold answers."""

@@ -92,7 +92,7 @@ class Assignment:
 
 
 def calls_in(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the calls in a turn, as names and arguments: each line that is a JSON object with a text `call`."""
+    """Return the calls in a turn, as names and arguments: lines that are JSON objects whose `call` is a string."""
     found: list[tuple[str, dict[str, Any]]] = []
     for line in text.splitlines():
         try:

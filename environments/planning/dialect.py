@@ -125,7 +125,7 @@ class PlanningDialect(TagDialect):
         return self._end(text) is not None
 
     def _end(self, text: str) -> int | None:
-        """Return where the first answer, batch of calls or plan that is run ends; None without one."""
+        """Return the first place where an answer, a batch of calls or a plan run as a whole ends; None without any."""
         ends = []
         if (answer := text.find(self.by_name[self.answer].closing)) >= 0:
             ends.append(answer + len(self.by_name[self.answer].closing))

@@ -32,8 +32,8 @@ class Scorer(Entry):
         SCALE: Values of a score: 0 or 1, from 0 to 1, or any number, which reports call a reward.
         NEEDS_ANSWERS: Whether tasks must have gold answers.
         PAYLOAD: Fields of the payload that tasks must have.
-        JUDGED_AS: Item of `scores.judges.domains` by which judges are asked about answers it does not accept; empty
-            if they never are.
+        JUDGED_AS: If `scores.judges.domains` lists this name, judges are asked about answers that the scorer does not
+            accept; empty if they never are.
         TIME_LIMIT_S: Most seconds for one rollout; after that it has no verdict. None: no limit.
     """
 

@@ -72,7 +72,7 @@ class ImportJob:
     def _taken(
         self, rows: ImportRows, questions: Mapping[str, Mapping[str, Any]]
     ) -> Iterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
-        """Yield questions with their rows, in the order of the file."""
+        """Yield the questions of usable rows in the order of the file, each with the table rows made for it."""
         make = rows.pools if self._kind == "pools" else rows.rollouts
         lines: dict[str, int] = {}
         for record in read_records(self._path, self._kind):

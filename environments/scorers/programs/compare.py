@@ -104,7 +104,7 @@ def _order_of_part(part: Any) -> tuple[bool, Any]:
 
 
 def _parts(number: _Number) -> tuple[Any, Any]:
-    """Return the real and the imaginary part."""
+    """Return the real and the imaginary part of a number."""
     return (number.real, number.imag) if isinstance(number, complex) else (number, 0)
 
 
@@ -196,7 +196,7 @@ class _Array:
 
 
 def _decoded(value: Encoded) -> Any:
-    """Return a value made of built-in types alone."""
+    """Return the value that an encoded value describes, made of built-in types, `_Other`, `_Unequal` and `_Array`."""
     kind, content = value[0], value[1] if len(value) > 1 else None
     if kind in _NUMBERS:
         return _number(value)

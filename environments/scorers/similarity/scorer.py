@@ -32,7 +32,7 @@ _MAX_VECTORS = 4096
 
 
 class SimilarityScorer(Scorer):
-    """Compare the picture of the last page with that of the target page, by a network that sees both."""
+    """Compare the picture of the last page with that of the target page, by the vectors that a network gives them."""
 
     PAYLOAD: ClassVar[tuple[str, ...]] = ("page",)
     SCALE: ClassVar[Scale] = "reward"  # A cosine may be below 0.
@@ -140,6 +140,6 @@ class SimilarityScorer(Scorer):
 
 
 def _last_picture(calls: Sequence[CallRecord], tool: str) -> str | None:
-    """Return the digest of the last picture that a tool noted; None without one."""
+    """Return the digest in the last note of a tool's calls that names a picture; None without one."""
     found = [digest for call in calls if call.tool == tool and (digest := noted_picture(call.note))]
     return found[-1] if found else None
