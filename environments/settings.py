@@ -134,7 +134,7 @@ class EnvironmentSettings(Entry):
 
     @property
     def known_tools(self) -> tuple[ToolSchema, ...]:
-        """Tools described to the model by their schemas, without those that only an open server knows."""
+        """Tools described to the model by their schemas, without those that only an open server can list."""
         return tuple(schema for name, tool in self.tools.items() for schema in tool.known_schemas(name))
 
     def first_messages(self, task: Task) -> list[dict[str, str]] | None:

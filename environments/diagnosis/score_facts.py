@@ -14,7 +14,7 @@ _SENTENCE_WORDS = 8
 
 
 def form_marks(prediction: str, gold: Sequence[str], choices: Sequence[str]) -> frozenset[str]:
-    """Return marks of differences in form between an answer and the gold answers of its question."""
+    """Return the names (marks) of differences in form between an answer and the gold answers of its question."""
     given, golds = prediction.strip(), [one.strip() for one in gold if one.strip()]
     if not golds:
         return frozenset({"no_gold"})

@@ -71,7 +71,7 @@ class PlannedCalls(EpisodeCalls):
     shown_from: int = 0
     """First turn whose results the model still sees; calls of earlier turns may be repeated."""
     _found: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
-    """Results and their turns by tool and folded text, for the guard against repetition."""
+    """Tool and normalised text of a call -> its result and turn, so that repeated calls are recognised."""
 
     async def begin(self, task: Task, options: EpisodeOptions, limits: CallLimits) -> tuple[ToolSchema, ...]:
         """See `EpisodeCalls.begin`."""

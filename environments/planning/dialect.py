@@ -181,7 +181,7 @@ class PlanningDialect(TagDialect):
 
     @cached_property
     def _away(self) -> tuple[str, ...]:
-        """Tags of tools of these papers that this dialect does not have."""
+        """Tags that call tools in other planning dialects, but not in this one."""
         return tuple(word for word in _CALL if word not in self.by_name)
 
     def _unavailable(self, text: str) -> list[TagMatch]:

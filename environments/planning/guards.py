@@ -49,7 +49,7 @@ class StepGuard:
         return MONOTONOUS if len(row) >= MAX_EQUAL_STEPS and len(set(row[-MAX_EQUAL_STEPS:])) == 1 else None
 
     def read(self, turn: ModelTurn) -> None:
-        """Count the candidates of a turn. To be called before its calls run, since the time limit may pass in them."""
+        """Count the candidates of a turn. Call this before the turn's calls run, since they may time out."""
         self.num_candidates += self._candidates(turn)
         self.has_answer = self.has_answer or self.dialect.has_answer(turn)
 

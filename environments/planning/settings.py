@@ -65,11 +65,11 @@ class PlanningSettings(EnvironmentSettings):
     """What a place such as `{T1}` in a call is filled with. `first_sentence`: that of the first document of the result;
     `model`: a short value that the model in the role `filler` reads out of the result."""
     prompt: PromptName = "auto"
-    """Shipped instructions before the question; `auto` follows the dialect."""
+    """Shipped instructions before the question; `auto`: those for the dialect."""
     instructions: str | None = None
-    """Text that replaces the shipped instructions; an empty one leaves the question alone."""
+    """Text that replaces the shipped instructions; with an empty text the question has no instructions."""
     search: PlanningSearchSettings = PlanningSearchSettings()
-    """The search tool of `wiki_search`, `web_search` and `search`."""
+    """The search tool, which the tags `wiki_search`, `web_search` and `search` call."""
     crawl_page: PlanningCrawlSettings = PlanningCrawlSettings()
     """The tool that reads pages."""
     code: CodeSettings = CodeSettings()

@@ -21,7 +21,7 @@ def shared_tools(tools: Mapping[str, Tool]) -> dict[str, SharedTool]:
 
 
 class QuestionEpisode:
-    """Episode with tools and limits. All episodes share the sources of tools; each has a ledger of its own."""
+    """Episode with tools and limits. All episodes share the sources of tools; each has its own ledger of calls."""
 
     def __init__(
         self, settings: QuestionSettings, tools: Mapping[str, Tool], sources: Mapping[str, ToolSource] | None = None
@@ -34,7 +34,7 @@ class QuestionEpisode:
         )
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
-        """Count the calls of a continued prefix; return the system message (if any), the question, and the tools."""
+        """Count the calls of a prefix that is continued; return the system message (if any), question, and tools."""
         settings, additional = self._settings, options.additional_calls
         limits = CallLimits(
             lambda entry: settings.entry_limit(entry, additional), settings.total_limit(additional), settings.on_limit

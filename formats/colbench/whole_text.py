@@ -1,4 +1,4 @@
-"""Find the agent's tokens in a dialogue that is encoded as one whole text: by offsets in it, never by its markers."""
+"""Find the agent's tokens in a dialogue that is encoded as one text: by offsets, not by the template's markers."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class ImportJob:
         self._known: set[str] = set()
 
     def run(self, context: StageContext) -> Mapping[str, Any]:
-        """Write the imported rows and return metrics, as `core.stage.Stage.run` does."""
+        """Write the imported rows and return metrics, as `core.runs.stage.Stage.run` does."""
         tables = context.inputs["questions"]
         self._known = {row["question_key"] for table in tables for row in table.rows(("question_key",))}
         questions = {row["question_key"]: row for row in selected_questions(context.settings.options, tables)}

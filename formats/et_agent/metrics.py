@@ -35,7 +35,7 @@ class LegacySample:
     f1: float
     math_equal: float
     llm_equal: float
-    """The judge's verdict, or math equality; 0 without judges."""
+    """1 if the answer was accepted by rule or judge, or equals the gold answer as math; else, or without judges, 0."""
     is_valid_answer: bool
     python_calls: int
     search_calls: int

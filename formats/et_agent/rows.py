@@ -209,7 +209,10 @@ def status_of_result(tool: str, text: str) -> OutcomeStatus:
 
 
 def _score(one: ImportTrajectory, domain: str) -> float | None:
-    """Return the score in the file, else one derived from the verdict; None if a verdict is not enough (`qa`)."""
+    """Return the score in the file, else 1 or 0 by the verdict; None without a verdict, or in the domain `qa`.
+
+    In `qa` a verdict does not determine the score.
+    """
     if one.score is not None or one.correct is None:
         return one.score
     return None if domain == "qa" else float(one.correct)

@@ -84,7 +84,7 @@ class Grader(Scorer):
     """A model grades the rollout."""
     model: ModelSettings | None = None
     """The model, with its endpoints, as in `[models.<name>]`; a service that is reachable from every process that
-    scores, engines included."""
+    scores, training programs included."""
     temperature: float = Field(default=0.0, ge=0.0)
     """Softmax temperature; 0 means greedy."""
     max_tokens: int = Field(default=2048, ge=16)

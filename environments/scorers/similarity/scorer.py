@@ -53,7 +53,7 @@ class SimilarityScorer(Scorer):
     """`crops` compares the middle of the pictures, as the published program does, and little of a long page; `whole`
     squeezes pictures into a square."""
     min_correct: float = Field(default=0.9, ge=-1, le=1)
-    """Similarity from which on a page is right."""
+    """Least similarity with which a page is right."""
     _store: KeyedStore | None = PrivateAttr(default=None)
     _embedder: Embedder | None = PrivateAttr(default=None)
     _vectors: SharedResults[list[float]] = PrivateAttr(default_factory=lambda: SharedResults(_MAX_VECTORS))
