@@ -12,7 +12,7 @@ from treadle.agent.dialects.base import ANSWER, PRIVATE, TEXT, Segment
 from treadle.agent.dialects.free import FreeDialect
 
 SHOWN = "OUTPUT:"
-"""Marker of the visible part: text before the first such marker is private, and a second one ends the part."""
+"""Marker of the visible part: text before the first such marker is private, and a second marker ends this part."""
 FINAL = "I WANT TO ANSWER:"
 """The text behind this marker, up to a second one, is the final answer."""
 _FENCE = "```"

@@ -81,11 +81,11 @@ class Facts:
     """Result text that at least three quarters of the failed calls have, on one line; empty if there is none, or if
     texts were not read."""
     num_groups: int = 0
-    """Questions with several rollouts."""
+    """Number of questions with several rollouts."""
     num_equal_groups: int = 0
-    """Questions with several rollouts, all with the same status, number of calls and number of sampled tokens.
+    """Number of questions with several rollouts, all with the same status and the same numbers of calls and tokens.
 
-    0 if rollouts of the same question whose texts were read have different texts.
+    0 if the texts of rollouts were read, and differ for at least one question.
     """
 
     @property

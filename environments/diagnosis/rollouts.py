@@ -96,7 +96,7 @@ def _failed_tools(rows: pa.Table) -> dict[str, int]:
 
 
 def _num_groups(rows: pa.Table) -> tuple[int, int]:
-    """Return two numbers of questions: with several rollouts, and with several that agree in status and counts."""
+    """Count the questions with several rollouts, and those of them whose rollouts agree in status, calls and tokens."""
     sizes, counts = Counter[str](), defaultdict[str, set[tuple[Any, ...]]](set)
     for question, *own in _columns(rows.column, ("question_key", "completion_tokens", "calls_requested", "status")):
         sizes[question] += 1

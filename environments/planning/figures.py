@@ -212,9 +212,9 @@ def plan_figures(
 
 
 def _early(batch: Batch, plans: _Plans, found: Sequence[Batch], scheduling: Scheduling) -> int:
-    """Count the calls of a batch whose task depends on a task that is first called later, or at the same time.
+    """Count the calls of a batch whose task depends on a task that is first called in the same or a later turn.
 
-    Calls of the same turn count only if the later one did not wait for the earlier one.
+    A task that is first called in the same turn is no reason to count a call that the scheduler lets wait for it.
     """
     if batch.plan is None or not batch.plan.is_valid:
         return 0

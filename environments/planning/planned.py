@@ -106,7 +106,7 @@ def _words(text: str) -> set[str]:
 
 
 def call_dependencies(calls: Sequence[PlannedCall], plan: Plan | None) -> dict[str, tuple[str, ...]]:
-    """Return id of a call of a turn -> ids of the calls and tasks that it waits for.
+    """Map the id of each call of a turn to the ids of the calls and tasks that it waits for.
 
     A task of the plan without a call in this turn is an item of its own, with an id such as `=T3`; it ends as soon as
     all that it waits for has ended. A call whose task is a guess waits for nothing.

@@ -88,7 +88,7 @@ class PlanningSettings(EnvironmentSettings):
     full context ends the rollout."""
     rollout_time_s: float = Field(default=3600.0, gt=0)
     """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
-    `timeout`. In reinforcement learning only the time of programs counts."""
+    `timeout`. In reinforcement learning only the run time of programs in tool calls counts."""
 
     @property
     def turn_dialect(self) -> PlanningDialect:

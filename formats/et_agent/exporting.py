@@ -135,7 +135,7 @@ def _counts(row: Row) -> dict[str, int]:
 def _by_question(
     run: Run, record: StageRecord, rows: Iterator[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], Iterator[dict[str, Any]]]]:
-    """Yield the fields that objects of both kinds have, and the rows of the question, for each question of the rows.
+    """Yield for each question the fields that objects of pools and of rollouts share, and the question's rows.
 
     Raises RunError for a question that the record's inputs lack.
     """

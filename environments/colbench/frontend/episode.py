@@ -61,7 +61,7 @@ class FrontendEpisode:
         return InitialState(self._settings.first_messages(task))
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
-        """Draw the page of a turn and ask the person about it, or end the dialogue; a turn after its end does nothing.
+        """Draw the page of a turn and ask the person about it, or end the dialogue; a turn after the end does nothing.
 
         Raises ModelError if the person cannot be asked, SandboxError without a browser, and StorageError.
         """

@@ -75,7 +75,10 @@ def find_page(text: str, *, legacy: bool = False) -> Snippet | None:
 
 
 def _closed(text: str, name: str) -> str | None:
-    """Return the text from the first `<name` to the next `</name>`, as the published program does; None without it."""
+    """Return the text from the first `<name` to the next `</name>`, as the published program finds it.
+
+    Return None if one of the two is missing.
+    """
     start = text.find(f"<{name}")
     end = text.find(f"</{name}>", start + 1)
     return None if start < 0 or end < 0 else text[start : end + len(f"</{name}>")]

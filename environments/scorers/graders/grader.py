@@ -250,7 +250,7 @@ class ReferenceGoalGrader(GoalGrader):
 
 
 class AverageGrader(Grader):
-    """Mean of three independent grades of a model; the goal counts as met if most of the grades mean that it is."""
+    """Mean of three independent grades of a model; the goal counts as met if most grades are at least `LOWEST_MET`."""
 
     NUM_GRADES: ClassVar[int] = 3
 

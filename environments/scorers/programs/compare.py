@@ -153,7 +153,8 @@ _NUMBERS: Mapping[str, Callable[..., _Number]] = {
 def same_legacy(value: Encoded, expected: Encoded) -> bool:
     """Return whether Python's `==` holds, as in the published program.
 
-    So 1 equals True, NaN equals nothing, and comparing arrays fails unless both have one element; that is unequal too.
+    So 1 equals True, and NaN equals nothing. Comparing arrays fails unless both have one element; if it fails, they are
+    unequal.
 
     Objects of the programs' own classes are never equal.
     """
