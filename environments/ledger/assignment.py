@@ -35,7 +35,7 @@ TEXTS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A task on the book of the same seed.
+    """A task on the book that is made from its seed.
 
     Attributes:
         text: What the agent is asked to do.

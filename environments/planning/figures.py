@@ -79,7 +79,7 @@ class PlanFigures:
     faults: tuple[str, ...] = ()
 
     def parts(self) -> dict[str, float]:
-        """Return the figures as numbers by the names of `parts.PARTS`; those of plans only with a plan."""
+        """Return the figures by the names of `parts.PARTS`; without a plan, those about plans are left out."""
         found: dict[str, float] = {
             "steps": self.num_steps,
             "batch_width": self.mean_width,

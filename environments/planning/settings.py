@@ -62,8 +62,8 @@ class PlanningSettings(EnvironmentSettings):
     several_tags: bool = True
     """Whether a turn may have several tags with calls; otherwise it ends at the first one."""
     places: Literal["first_sentence", "model"] = "first_sentence"
-    """What a place such as `{T1}` in a call is filled with. `first_sentence`: that of the first document of the result;
-    `model`: a short value that the model in the role `filler` reads out of the result."""
+    """What a placeholder such as `{T1}` in a call is filled with. `first_sentence`: the first sentence of the result's
+    first document; `model`: a short value that the model in the role `filler` reads out of the result."""
     prompt: PromptName = "auto"
     """Shipped instructions before the question; `auto`: those for the dialect."""
     instructions: str | None = None

@@ -16,7 +16,7 @@ from treadle.environments.tools.calls import CallLimits, EpisodeCalls
 
 
 def shared_tools(tools: Mapping[str, Tool]) -> dict[str, SharedTool]:
-    """Return the sources of tools whose only argument is a text."""
+    """Return a tool source for each tool whose only argument is a text; all episodes share it."""
     return {name: SharedTool(tool, schema_of(name)) for name, tool in tools.items()}
 
 
@@ -26,7 +26,7 @@ class QuestionEpisode:
     def __init__(
         self, settings: QuestionSettings, tools: Mapping[str, Tool], sources: Mapping[str, ToolSource] | None = None
     ) -> None:
-        """Prepare an episode; `tools` are those whose only argument is a text, `sources` are of `environment.tools`."""
+        """Prepare an episode; `tools` take only a text as argument, `sources` are those of `environment.tools`."""
         self._settings = settings
         self._dialect = settings.turn_dialect
         self._calls = EpisodeCalls(

@@ -184,7 +184,7 @@ class QuestionSettings(EnvironmentSettings):
 
     @property
     def enabled_tools(self) -> tuple[str, ...]:
-        """Names of the tools that may be called, in the order of the tag table."""
+        """Names of the tools that may be called, in the order of `TOOL_DIALECT`."""
         return tuple(name for name in TOOL_DIALECT.tools if self.call_limit(name) > 0)
 
     @property

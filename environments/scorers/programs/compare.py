@@ -1,4 +1,4 @@
-"""Compare values that programs returned in their sandboxes, as `harness.encoded` writes them. Pure functions.
+"""Compare values that programs returned in their sandboxes, as `values.encoded` writes them. Pure functions.
 
 Values are data here: no code of a program runs, so no object can claim to be equal to another one.
 """

@@ -50,8 +50,8 @@ class SimilarityScorer(Scorer):
     model: str = "openai/clip-vit-base-patch32"
     """CLIP: a folder, or a model of the hub."""
     framing: Literal["whole", "crops"] = "whole"
-    """`crops` compares the middle of the pictures, as the published program does, and little of a long page; `whole`
-    squeezes pictures into a square."""
+    """`crops` compares only the middle of the pictures, as the published program does, so little of a long page;
+    `whole` squeezes whole pictures into a square."""
     min_correct: float = Field(default=0.9, ge=-1, le=1)
     """Least similarity with which a page is right."""
     _store: KeyedStore | None = PrivateAttr(default=None)
