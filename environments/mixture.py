@@ -1,4 +1,4 @@
-"""Define the environments of a run: the default one, and others by name, one of which each task belongs to."""
+"""Define the environments of a run: the default one and others by name; each task belongs to one of them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _check_equal(key: str, values: Mapping[str, object]) -> None:
 
 
 def table_of(name: str) -> str:
-    """Return the key of an environment's table."""
+    """Return the key of an environment's table in the configuration, such as `environments.<name>`."""
     return "environment" if name == DEFAULT_ENVIRONMENT else f"environments.{name}"
 
 

@@ -1,4 +1,4 @@
-"""Read and write the objective in a task's payload, which makes it another task on the state of an original task.
+"""Read and write the objective in a task's payload, which makes a new task of an original one.
 
 The environment opens the state of the original task and shows the text of the new one. Documented in
 docs/behaviour/exploration.md.

@@ -46,7 +46,10 @@ async def open_runtimes(
 
 @contextlib.contextmanager
 def errors_named(name: str) -> Iterator[None]:
-    """Prefix errors of opening an environment with its table: their messages name keys as those of `[environment]`."""
+    """Prefix errors of opening an environment with the key of its table, unless it is the default one.
+
+    The messages themselves name keys as if they were in the table `[environment]`.
+    """
     try:
         yield
     except (ConfigError, ToolError, EndpointUnavailable) as error:
@@ -56,7 +59,7 @@ def errors_named(name: str) -> Iterator[None]:
 
 
 def shown_messages(settings: EnvironmentSettings, task: Task) -> list[dict[str, str]]:
-    """Return the messages before the first turn, or the task's text if only an episode knows them."""
+    """Return the messages before the first turn, or the task's text if only an episode can make them."""
     return settings.prompt_messages(task) or [{"role": "user", "content": task.user_message}]
 
 
@@ -67,7 +70,7 @@ def limits_of(
     max_model_len: int | None = None,
     max_response_tokens: int | None = None,
 ) -> RolloutLimits:
-    """Return the limits of a rollout; of two limits in tokens the smaller one applies."""
+    """Return the limits of a rollout; of `settings.max_trajectory_tokens` and `max_response_tokens` the smaller one."""
     bounds = [bound for bound in (settings.max_trajectory_tokens, max_response_tokens) if bound is not None]
     return RolloutLimits(
         max_turns=settings.turn_limit(additional_calls),
@@ -105,7 +108,7 @@ def engine_of(
 
 
 def check_trimming(settings: EnvironmentSettings, model: str, window: int | None) -> None:
-    """Raise ConfigError if the settings trim contexts for a window that is not known, or too small for a turn."""
+    """Raise ConfigError if the settings trim contexts, but the model's window is unknown or too small for a turn."""
     if settings.trimming is None:
         return
     if window is None:

@@ -82,7 +82,7 @@ def _type_of(found: Any, name: str) -> EnvironmentType:
 
 
 def _check_methods(environment: type[Environment], name: str) -> None:
-    """Raise ConfigError for a method that cannot be called as the engine calls it."""
+    """Raise ConfigError for a method without `async def`, or `tasks` without `@classmethod`."""
     for method in ("reset", "step", "outcome", "score", "close"):
         if not inspect.iscoroutinefunction(inspect.unwrap(getattr(environment, method))):
             raise ConfigError(f"environment.type: {name}.{method} must be written with `async def`")

@@ -78,7 +78,7 @@ class EnvironmentSettings(Entry):
     """Most tokens after the prompt, results and messages included; at this length the rollout ends with `budget`."""
     rollout_time_s: float = Field(default=1200.0, gt=0)
     """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
-    `timeout`. In reinforcement learning only the time of programs counts."""
+    `timeout`. In reinforcement learning only the run time of programs in tool calls counts."""
     context: CountsIfSet[ContextSettings] = ContextSettings()
     """How the context of a rollout is managed."""
 
@@ -134,7 +134,7 @@ class EnvironmentSettings(Entry):
 
     @property
     def known_tools(self) -> tuple[ToolSchema, ...]:
-        """Tools described to the model by their schemas, without those that only an open server knows."""
+        """Tools described to the model by their schemas, without those that only an open server can list."""
         return tuple(schema for name, tool in self.tools.items() for schema in tool.known_schemas(name))
 
     def first_messages(self, task: Task) -> list[dict[str, str]] | None:

@@ -43,7 +43,7 @@ def shown_steps(segments: Iterable[Segment], max_chars: int, max_steps: int) -> 
     """Return the steps of a rollout as objects for a prompt, safe to insert: `action` and `observation`.
 
     Each text has at most `max_chars` characters, head and tail kept. Of more than `max_steps` steps, those in the
-    middle are left out, and a step without action notes it.
+    middle are replaced by one without action, whose observation gives their number.
     """
     steps = steps_of(segments)
     if (num_left_out := len(steps) - max_steps) > 0:

@@ -24,7 +24,7 @@ class Traits:
     Attributes:
         resume: How an interrupted episode resumes.
         forks: Whether a new episode may continue a prefix of a rollout, as branching and editing operators do.
-        forks_messages: Whether a new episode may do so if the policy gets messages, as operators on native calls do.
+        forks_messages: Whether a new episode may continue a prefix of messages, for a policy that cannot continue text.
         has_answers: Whether tasks have gold answers that the rules of `scores` compare with; otherwise the environment
             rates rollouts.
         brings_tasks: Whether the type has tasks of its own.

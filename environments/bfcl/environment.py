@@ -19,7 +19,7 @@ from treadle.environments.objectives import objective_of
 from treadle.environments.types import Resources
 
 _FAILED = "Error during execution:"
-"""Beginning of results of calls that the package could not run."""
+"""Beginning of the result of each call that `bfcl-eval` could not run."""
 
 
 class Bfcl(Environment):
@@ -30,7 +30,7 @@ class Bfcl(Environment):
 
     @classmethod
     def open_shared(cls, settings: BfclSettings, resources: Resources) -> AbstractAsyncContextManager[Workers]:
-        """Start the program that runs the package."""
+        """Start the program that runs `bfcl-eval`."""
         return open_workers()
 
     @classmethod
@@ -48,7 +48,7 @@ class Bfcl(Environment):
     _worker: Worker | None = None
 
     async def reset(self, task: Task) -> str:
-        """Begin the task in a process of its own; its functions are the tools."""
+        """Begin the task in a process of its own; offer the functions of the task as tools."""
         self._id = str(task.payload["id"])
         self._workers: Workers = self.shared
         self._worker = await self._workers.connect()
@@ -68,7 +68,7 @@ class Bfcl(Environment):
         return self._messages[0]
 
     async def step(self, turn: ModelTurn) -> Observation:
-        """Run the calls of a turn; if it has none or an unreadable one, send the next message or end the task."""
+        """Run a turn's calls; if it has none or an unreadable one, send the user's next message or end the task."""
         if turn.ended in ("context_full", "budget"):
             return Observation(status=turn.ended)
         self._num_turns += 1
@@ -94,7 +94,7 @@ class Bfcl(Environment):
         return Observation(tuple(records), tuple(messages))
 
     def _unread(self, turn: ModelTurn, errors: Sequence[str]) -> Observation:
-        """React to calls that cannot be read: no call of the turn runs, and the user continues, as in the package."""
+        """Run no call of a turn with an unreadable one; send the next message or end the task, as `bfcl-eval` does."""
         pairs = list(zip(turn.calls, errors, strict=True))
         records = [CallRecord(call.tool, call.text, "invalid", turn.number, error, id=call.id) for call, error in pairs]
         messages = [self.dialect.result(error or "This call was not run.", call.id) for call, error in pairs]
@@ -111,7 +111,7 @@ class Bfcl(Environment):
         return Observation(tuple(records), said, tools=tuple(self._added.get(turn, ())))
 
     async def outcome(self) -> Outcome:
-        """Return the verdict of the package, for which a conversation that did not reach its end is wrong.
+        """Return the verdict of `bfcl-eval`; a conversation that did not reach its end counts as wrong.
 
         The reward is None if the model made no turn. A task that was made by exploration has an empty outcome.
         """

@@ -1,8 +1,8 @@
 """Serve the multi-turn tasks of `bfcl-eval` on a Unix socket, in a process of its own per connection.
 
-Run by `worker.py` with the Python of the engine `bfcl`. The package keeps the objects of all tasks in the globals of
-one module and evaluates calls with `eval`. So each connection gets a fork of a process that has only loaded the
-package, and from the model's output only names of the task's functions and JSON values are evaluated.
+Run by `worker.py` with the Python that `treadle env install bfcl` sets up. The package keeps the objects of all tasks
+in the globals of one module and evaluates calls with `eval`. So each connection gets a fork of a process that has only
+loaded the package, and from the model's output only names of the task's functions and JSON values are evaluated.
 
 Requests and replies are lines of JSON. A request with which a process used up its processor time is answered with
 `{"ended": "time"}` by the process that forked it.
@@ -32,11 +32,11 @@ _MEMORY_BYTES = 2 << 30
 _MODEL = "treadle"
 """Name of the model, from which the package derives the names of its global objects."""
 _UNSAFE = "not_a_function_of_this_task()"
-"""Call that replaces an unsafe one; its evaluation fails and changes nothing."""
+"""Call that is evaluated in place of one that `_is_safe` refuses; it fails and changes nothing."""
 
 Entry = dict[str, Any]
 Turns = Sequence[Sequence[Sequence[str]]]
-"""Calls as texts of the package's form: a list per turn of the user, in it a list per turn of the model."""
+"""Calls of a conversation as text in the package's form: a list per user turn, in it a list per turn of the model."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Package:
     """Tasks and gold calls of `bfcl-eval`, loaded once."""
 
     entries: Mapping[str, Entry]
-    """Tasks by id, in their order."""
+    """Id of a task -> task, in the order of the package."""
     answers: Mapping[str, list[list[str]]]
     """Id of a task -> gold calls of each turn of the user."""
 

@@ -16,7 +16,7 @@ _MOST_TURNS = 8 * 22
 
 
 class BfclSettings(EnvironmentSettings):
-    """Multi-turn categories of the Berkeley Function-Calling Leaderboard; `treadle env install bfcl` installs it."""
+    """Multi-turn categories of the Berkeley Function-Calling Leaderboard, which `treadle env install bfcl` installs."""
 
     type: str = "bfcl"
     """Type of the environment."""
@@ -25,8 +25,8 @@ class BfclSettings(EnvironmentSettings):
     train_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of each category, from its start, that is the split `train`; the rest is `heldout`."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Most generation calls per rollout; none means as many as the package takes: 21 with calls per message of the
-    user."""
+    """Most generation calls per rollout; none means the limit of `bfcl-eval`: 21 turns with calls for each message of
+    the user."""
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:

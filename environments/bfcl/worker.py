@@ -34,7 +34,10 @@ class WorkerLost(ToolError):
 
 @contextlib.asynccontextmanager
 async def open_workers() -> AsyncIterator[Workers]:
-    """Run the program for the duration of the block. Raises EngineError, also if the engine is not installed."""
+    """Run the program that serves `bfcl-eval` for the duration of the block.
+
+    Raises EngineError if `bfcl-eval` is not installed or the program does not start.
+    """
     python = python_of(ENGINE)
     with tempfile.TemporaryDirectory(prefix="treadle-bfcl-") as name:
         folder = Path(name)
@@ -66,7 +69,7 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Worker]:
-        """Return a process for the duration of the block."""
+        """Connect to a new process for the duration of the block."""
         worker = await self.connect()
         try:
             yield worker

@@ -12,7 +12,7 @@ from treadle.agent.dialects.base import ANSWER, PRIVATE, TEXT, Segment
 from treadle.agent.dialects.free import FreeDialect
 
 SHOWN = "OUTPUT:"
-"""Marker of the visible part: text before the first such marker is private, and a second one ends the part."""
+"""Marker of the visible part: text before the first such marker is private, and a second marker ends this part."""
 FINAL = "I WANT TO ANSWER:"
 """The text behind this marker, up to a second one, is the final answer."""
 _FENCE = "```"
@@ -20,7 +20,7 @@ _FENCE = "```"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Places in the text of one turn, in characters.
+    """Offsets of the parts of one turn's text, in characters.
 
     Attributes:
         text: The text.
@@ -41,7 +41,7 @@ class Reading:
 
     @property
     def stored(self) -> str:
-        """Private thoughts and visible part, without what is dropped."""
+        """Private thoughts and visible part, without the dropped text after them."""
         return self.text[: self.end]
 
     @property
@@ -61,7 +61,7 @@ class Reading:
 
 
 def read_turn(text: str, *, legacy: bool = False) -> Reading:
-    """Read a turn. With `legacy`, `OUTPUT:` counts everywhere, as in the published program.
+    """Read a turn. With `legacy`, `OUTPUT:` is a marker everywhere, as in the published program.
 
     Otherwise `OUTPUT:` behind the marker of an answer is part of the answer, unless it is at the start of a line
     outside of fenced blocks: then it makes the text before it private.
@@ -83,7 +83,10 @@ def read_turn(text: str, *, legacy: bool = False) -> Reading:
 
 
 def _shown_behind(text: str, final: int, shown: int) -> int:
-    """Return the place of the first `OUTPUT:` behind an answer's marker that is no part of its code; -1 for none."""
+    """Return the offset of the first `OUTPUT:` behind an answer's marker that starts a line outside of fenced blocks.
+
+    Return -1 if there is none.
+    """
     position, num_fences = final, 0
     while shown >= 0:
         before = text[position:shown]

@@ -24,7 +24,7 @@ from treadle.environments.colbench.settings import ColbenchSettings
 from treadle.environments.colbench.task import ProgramTask
 
 NOTICE = f"\n\n[One message is left. It must be the final answer: {FINAL} and then the code.]"
-"""Text appended to the person's last reply, so that the agent does not end with a question."""
+"""Text appended to the person's last reply, so that the agent's last message is an answer, not a question."""
 _ENDED_BY_ENGINE = ("filtered", "context_full", "budget")
 
 
@@ -51,10 +51,10 @@ class BackendEpisode:
         return InitialState(self._settings.first_messages(task))
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
-        """Ask the person for a reply, or end the dialogue; a turn after its end changes nothing.
+        """Ask the person for a reply to a turn, or end the dialogue; a turn after the end changes nothing.
 
-        The last turn ends it with `max_turns`, and its visible text is the answer. Raises ModelError if the person
-        cannot be asked.
+        If the last allowed turn has no answer, the dialogue ends with `max_turns`, and the visible text of this turn is
+        the answer. Raises ModelError if the person cannot be asked.
         """
         if self._status is None:
             self._status = self._ending(turn)
@@ -65,7 +65,7 @@ class BackendEpisode:
         return Observation(messages=(Message(reply + self._notice(turn)),))
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
-        """Take the recorded reply; the person is not asked again."""
+        """Restore the recorded reply and status; the person is not asked again."""
         if observation.messages:
             self._keep(turn, observation.messages[0].text.removesuffix(self._notice(turn)))
         self._status = observation.status

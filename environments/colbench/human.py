@@ -34,8 +34,8 @@ def human_messages(
 ) -> list[dict[str, str]]:
     """Return the request for the person's next reply.
 
-    `instructions` have the places {description}, {reference}, {transcript} and {cue}; such names inside inserted texts
-    stay. With `legacy` the cue is the agent's instead of the person's, as in the published program.
+    `instructions` have the placeholders {description}, {reference}, {transcript} and {cue}; those inside inserted texts
+    are not filled. The cue names the next speaker: `human:`, or with `legacy` `agent:`, as in the published program.
     """
     parts = {
         "description": description,
@@ -62,9 +62,10 @@ class Person:
     options: EpisodeOptions
 
     async def reply(self, messages: Sequence[Mapping[str, Any]], turn: int, deadline: float) -> str:
-        """Return the cut reply to a turn, from 0; in the profile `legacy`, a refused request gets `No response.`
+        """Return the person's reply to turn number `turn` (from 0), cut to `reply_chars`.
 
-        Raises ConfigError without a model, and ModelError.
+        Raises ConfigError without a model, and ModelError. In the profile `legacy`, `No response.` is the reply to a
+        request that fails with a ModelError other than EndpointUnavailable and DeadlineExceeded.
         """
         settings, options = self.settings, self.options
         if self.model is None:
@@ -88,7 +89,7 @@ class Person:
 
 
 def cut_reply(text: str, max_chars: int, *, legacy: bool = False) -> str:
-    """Return at most `max_chars` characters of a reply: whole words if there are any, with `legacy` a hard cut."""
+    """Return at most `max_chars` characters of a reply, cut after a whole word if possible, with `legacy` anywhere."""
     text = well_formed(text)
     if legacy:
         return text[:max_chars]

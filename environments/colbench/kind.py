@@ -32,7 +32,7 @@ class BackendRuntime:
         return BackendEpisode(self.settings, self.human)
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
-        """Treat all rollouts of a group alike."""
+        """Return the same options for all rollouts of a group."""
         return equal_options(size, seed)
 
 
@@ -69,5 +69,5 @@ class BackendType:
         return hidden_sentence(task.payload)
 
     def facts(self, settings: ColbenchSettings) -> dict[str, str]:
-        """Return no facts."""
+        """Return no facts for the record of the stage."""
         return {}

@@ -95,7 +95,7 @@ class ColbenchSettings(EnvironmentSettings):
 
     @property
     def human_prompt(self) -> str:
-        """Instructions of the person, with places for the task and the dialogue."""
+        """Instructions of the person, with placeholders for the task and the dialogue."""
         return instructions(self.PROMPTS[1]) if self.human.instructions is None else self.human.instructions
 
     @property

@@ -43,7 +43,7 @@ class ProgramTask:
 
     @property
     def function(self) -> str:
-        """Name of the function that the tests call; empty if the first one is no plain call."""
+        """Name of the function that the first test calls; empty if this test does not begin with `name(`."""
         found = _CALLED.match(next(iter(self.tests.values())))
         return found[1] if found else ""
 

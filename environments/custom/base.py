@@ -43,7 +43,8 @@ class Done:
 
 
 Reaction = str | Message | Sequence[Message] | Done | Observation
-"""What `Environment.step` returns: one user message as text, messages, the end, or an observation with its calls."""
+"""What `Environment.step` returns: the text of one user message, one or more messages, the end of the episode, or an
+observation with call records."""
 
 
 class Environment:
@@ -166,7 +167,7 @@ class Environment:
         return list(observation.messages)
 
     def _take_ran(self) -> Observation:
-        """Return the calls and new tools of `run_calls` since this method was last called."""
+        """Return the calls that `run_calls` ran, and the tools that they added, since this method was last called."""
         ran, self._ran = self._ran, Observation()
         return ran
 

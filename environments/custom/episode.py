@@ -75,7 +75,7 @@ class CustomEpisode:
         return InitialState(messages, tools)
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
-        """Let the instance react; a turn that the server withheld ends the rollout.
+        """Let the instance react to a turn; end the rollout if the model's server withheld the turn (`filtered`).
 
         Raises DeadlineExceeded if it does not react in time.
         """
@@ -164,7 +164,9 @@ def _is_message(message: Mapping[str, Any]) -> bool:
 
 
 def _answered(turn: ModelTurn, messages: Sequence[Message]) -> tuple[CallRecord, ...]:
-    """Return records of the turn's calls that messages answer: those with a message's id, or all if no message has one.
+    """Return records of a turn's calls that messages answer: calls whose id a message has.
+
+    If there are messages, but without ids of calls, these are all calls of the turn.
 
     The records have no times: the class runs its calls itself, and a repeated turn must give equal records.
     """
@@ -202,7 +204,7 @@ def _observation(reaction: Any, name: str) -> Observation:
 
 
 def _checked(message: Message, name: str) -> Message:
-    """Return a message that can be written; the role `assistant` is the model's alone."""
+    """Return a message after a check of its text and role: only the model writes messages of the role `assistant`."""
     if not isinstance(message.text, str):
         raise TypeError(f"{name}.step returned a message whose text is of type {type(message.text).__name__}")
     if message.role not in get_args(Role):

@@ -1,8 +1,8 @@
-"""Make a servable type of environment from a class whose objects are instances, such as AgentEvolver's `BaseEnv`.
+"""Make a servable type of environment from a class with one object per episode, such as AgentEvolver's `BaseEnv`.
 
-Its methods are `__init__(task_id, instance_id, params)`, `get_init_state(params)`, `step(action, params)`,
+The class has the methods `__init__(task_id, instance_id, params)`, `get_init_state(params)`, `step(action, params)`,
 `evaluate(messages, params)`, `get_info(messages, params)`, `close()`, and the static `get_query_list(split, params)`.
-They may be coroutines; others run in one thread, so that they may block.
+Methods may be coroutines; all others run in one thread, so that they may block.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ _METHODS = ("get_query_list", "get_init_state", "step", "evaluate")
 
 
 class InstanceClassSettings(EnvironmentSettings):
-    """Settings of a class whose objects are instances."""
+    """Settings of a class with one object per episode."""
 
     params: dict[str, JsonValue] = {}
-    """Parameters of every call; those of a request are added, and win."""
+    """Parameters passed with every call; parameters of the request are added, and replace those of the same name."""
 
 
 def is_instance_class(found: object) -> bool:
-    """Return whether this is a class whose objects are instances."""
+    """Return whether this is a class with one object per episode: it has all methods in `_METHODS`."""
     return isinstance(found, type) and all(callable(getattr(found, name, None)) for name in _METHODS)
 
 
 class InstanceClassType:
-    """Type of environment made from such a class. Only the service can hold its objects; rollouts use the service."""
+    """Type of environment made from a class with one object per episode.
+
+    Only the environment service can hold the objects; rollouts reach them through the service.
+    """
 
     def __init__(self, found: type[Any]) -> None:
         self.name = found.__name__
@@ -89,7 +92,7 @@ class InstanceClassType:
 
 
 class InstanceClassHost:
-    """Class whose instances are served; see `EnvironmentHost`."""
+    """Class whose objects are served; see `EnvironmentHost`."""
 
     def __init__(self, found: type[Any], settings: InstanceClassSettings) -> None:
         self._class = found
@@ -120,7 +123,7 @@ class InstanceClassHost:
 
 
 class ClassInstance:
-    """Object of the class; see `HeldInstance`."""
+    """One object of the served class; see `HeldInstance`."""
 
     def __init__(self, host: InstanceClassHost, found: type[Any], task_id: str, instance_id: str) -> None:
         self._host = host
@@ -162,7 +165,10 @@ class ClassInstance:
             await self._host.call(close)
 
     def _state(self, returned: Any, method: str) -> dict[str, Any]:
-        """Return a state as JSON data with all its keys. Raises TypeError if the returned value is not a state."""
+        """Return a state as JSON data; a missing `reward`, `is_terminated` or `info` becomes 0, false or `{}`.
+
+        Raises TypeError if the returned value is not a state.
+        """
         state: dict[str, Any] = found if isinstance(found := _plain(returned), dict) else {}
         messages = state.get("state")
         is_one = isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages)

@@ -46,7 +46,7 @@ class CustomRuntime:
         return CustomEpisode(instance, self.settings, self.shared, self.models, calls)
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
-        """Treat all rollouts of a group alike."""
+        """Return the same options for all rollouts of a group."""
         return equal_options(size, seed)
 
 
@@ -95,7 +95,7 @@ class CustomType:
         """Return None: a class cannot replay turns without its live state."""
 
     def facts(self, settings: EnvironmentSettings) -> dict[str, str]:
-        """Return no facts."""
+        """Return no facts for the record of the stage."""
         return {}
 
     async def score(self, settings: EnvironmentSettings, task: Task, rollout: StoredRollout) -> Outcome | None:

@@ -48,7 +48,7 @@ _OPEN = ("no_answer",)
 
 
 def _tagless(facts: Facts) -> bool:
-    """Return whether texts lack the tags of the dialect."""
+    """Return whether the dialect is `tags`, but less than a third of the texts read have an answer tag."""
     return facts.dialect == "tags" and not facts.often("answer_tag")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from treadle.core.untrusted.sanitize import one_line
 
 SHOWN_CHARS = 200
-"""Characters of a text in an example."""
+"""Maximum number of characters of a text in an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Example:
     """Gold answers; empty if they do not matter."""
 
     def sentence(self) -> str:
-        """Return the example in a line."""
+        """Return the example as one line of text."""
         gold = f' (gold: "{self.gold}")' if self.gold else ""
         wrote = f'"{self.text}"' if self.text else "nothing"
         return f'{self.rollout_key}: "{self.question}" {self.status}: {wrote}{gold}'
@@ -33,7 +33,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A problem that most rollouts of a model have, or those of one data set."""
+    """A problem of a group of rollouts: all those of a model, or those on one data set."""
 
     address: str
     """Address of the stage instance with the problem: `rollouts`, or their `scores`."""
@@ -62,7 +62,7 @@ class Diagnosis:
         return one_line(text if place else text[0].upper() + text[1:])
 
     def sentences(self) -> list[str]:
-        """Return everything as sentences, one a line."""
+        """Return the diagnosis as sentences, one per line."""
         return [
             self.headline,
             *self.causes,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 ENDED = ("answered", "finished")
-"""Statuses of rollouts that ended with their task."""
+"""Statuses of rollouts that ended with an answer, or whose environment ended the task."""
 FAILED = "failed"
 """Status of rollouts that infrastructure ended; they tell nothing about the model."""
 
@@ -81,9 +81,12 @@ class Facts:
     """Result text that at least three quarters of the failed calls have, on one line; empty if there is none, or if
     texts were not read."""
     num_groups: int = 0
-    """Questions with several rollouts."""
+    """Number of questions with several rollouts."""
     num_equal_groups: int = 0
-    """Questions whose several rollouts seem equal by their counts; 0 if texts read for one question differ."""
+    """Number of questions with several rollouts, all with the same status and the same numbers of calls and tokens.
+
+    0 if the texts of rollouts were read, and differ for at least one question.
+    """
 
     @property
     def num(self) -> int:
@@ -92,11 +95,14 @@ class Facts:
 
     @property
     def num_ended(self) -> int:
-        """Number of rollouts that ended with their task."""
+        """Number of rollouts with a status in `ENDED`."""
         return sum(self.statuses.get(status, 0) for status in ENDED)
 
     def mostly(self, *statuses: str) -> bool:
-        """Return whether at least half of the rollouts that did not end with their task have one of these statuses."""
+        """Return whether at least half of the rollouts, without those `FAILED` or in `ENDED`, have one of `statuses`.
+
+        Return False if there are no such rollouts.
+        """
         open_ones = self.num - self.num_ended
         return open_ones > 0 and 2 * sum(self.statuses.get(name, 0) for name in statuses) >= open_ones
 

@@ -32,7 +32,7 @@ _LIGHT = (
 )  # fmt: skip
 _TEXTS = ("rollout_key", "question_key", "status", "segments", "tool_calls", "first_messages")
 _OF_CALLS = ("failed_calls", "failed_tool", "refused_calls")
-"""Problems of calls: rollouts without calls cannot be examples of them."""
+"""Names of problems of calls; only rollouts with calls are shown as their examples."""
 _RESULTS = ("result", "tool")
 """Kinds of segments with the result of a call."""
 _MARKERS = re.compile(r"</?result>")
@@ -96,7 +96,7 @@ def _failed_tools(rows: pa.Table) -> dict[str, int]:
 
 
 def _num_groups(rows: pa.Table) -> tuple[int, int]:
-    """Return the number of questions with several rollouts, and of those whose rollouts have the same counts."""
+    """Count the questions with several rollouts, and those of them whose rollouts agree in status, calls and tokens."""
     sizes, counts = Counter[str](), defaultdict[str, set[tuple[Any, ...]]](set)
     for question, *own in _columns(rows.column, ("question_key", "completion_tokens", "calls_requested", "status")):
         sizes[question] += 1

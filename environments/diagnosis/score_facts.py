@@ -14,7 +14,7 @@ _SENTENCE_WORDS = 8
 
 
 def form_marks(prediction: str, gold: Sequence[str], choices: Sequence[str]) -> frozenset[str]:
-    """Return marks of differences in form between an answer and the gold answers of its question."""
+    """Return the names (marks) of differences in form between an answer and the gold answers of its question."""
     given, golds = prediction.strip(), [one.strip() for one in gold if one.strip()]
     if not golds:
         return frozenset({"no_gold"})
@@ -65,7 +65,7 @@ class ScoreFacts:
     rewards: frozenset[float] = frozenset()
     """Distinct rewards; at most two are kept."""
     num_successes: int = 0
-    """Rewards that count as right."""
+    """Number of rewards with which the rollout counts as right."""
     judges: Mapping[str, JudgeCounts] = field(default_factory=dict)
     num_read: int = 0
     """Answers that were compared with their gold answers."""

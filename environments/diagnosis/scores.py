@@ -141,7 +141,7 @@ def _example(row: Row, asked: Row) -> Example:
 
 
 def _has(row: Row, problem: str) -> bool:
-    """Return whether a rollout is one of those that a problem is about."""
+    """Return whether a rollout has the problem with this name, and so can be an example of it."""
     if row["status"] == FAILED:
         return False
     match problem:

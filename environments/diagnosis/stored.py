@@ -24,7 +24,7 @@ def counted_columns(run: Run, ref: ArtifactRef, columns: Sequence[str]) -> pa.Ta
 
 
 def groups_of(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield an empty name with all rows; if there are several data sets, then the name of each with its rows."""
+    """Yield groups of rows: all rows, with an empty name, and for several data sets the rows of each, with its name."""
     yield "", table
     names = pc.unique(table["dataset"]).to_pylist()
     for name in names if len(names) > 1 else ():

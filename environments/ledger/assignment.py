@@ -35,7 +35,7 @@ TEXTS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A task on the book of the same seed.
+    """A task on the book that is made from its seed.
 
     Attributes:
         text: What the agent is asked to do.
@@ -92,7 +92,7 @@ class Assignment:
 
 
 def calls_in(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the calls in a turn, as names and arguments: each line that is a JSON object with a text `call`."""
+    """Return the calls in a turn, as names and arguments: lines that are JSON objects whose `call` is a string."""
     found: list[tuple[str, dict[str, Any]]] = []
     for line in text.splitlines():
         try:

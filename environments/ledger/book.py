@@ -174,7 +174,7 @@ class BookCall:
     """One call of the API.
 
     Attributes:
-        run: Function of the book and the arguments. Raises CallError.
+        run: Function that takes the book and the arguments of the call. Raises CallError.
         schema: Description of the call for models.
     """
 

@@ -37,7 +37,7 @@ from treadle.environments.planning.scheduler import Scheduling, run_scheduled
 from treadle.environments.tools.calls import CallLimits, EpisodeCalls, outcome_of, record_of
 
 DUPLICATE = "duplicate"
-"""Note of a refused call that was made before."""
+"""Note of a call that is refused because an equal one was made before."""
 BLOCKED = "blocked by "
 """Beginning of the note of a refused call whose inputs failed; the ids of the failed calls follow."""
 DUPLICATE_NOTICE = (
@@ -53,7 +53,7 @@ class PlannedCalls(EpisodeCalls):
         scheduling: Rule by which the calls of a turn wait for each other.
         max_parallel: Most calls that run at once; None for no limit.
         guarded: Tools whose calls are not repeated.
-        own_entries: Entries of `environment.tools`: their tags hold JSON.
+        own_entries: Names of the entries of `environment.tools`; see `read_entry_call` for the text of their tags.
         filler: Model that extracts values for placeholders from results; None: a value is a result's first sentence.
     """
 
@@ -69,9 +69,9 @@ class PlannedCalls(EpisodeCalls):
     _made: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Id of a call of the turn -> its text with placeholders filled, and seconds from the batch's start to its own."""
     shown_from: int = 0
-    """First turn whose results the model still sees; older ones may be asked for again."""
+    """First turn whose results the model still sees; calls of earlier turns may be repeated."""
     _found: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
-    """Results and their turns by tool and folded text, for the guard against repetition."""
+    """Tool and normalised text of a call -> its result and turn, so that repeated calls are recognised."""
 
     async def begin(self, task: Task, options: EpisodeOptions, limits: CallLimits) -> tuple[ToolSchema, ...]:
         """See `EpisodeCalls.begin`."""
@@ -94,7 +94,7 @@ class PlannedCalls(EpisodeCalls):
         return replace(observation, calls=records)
 
     def refuse(self, turn: ModelTurn, note: str, notice: str) -> Observation:
-        """Refuse all calls of a turn; each is counted as refused with the note, and answered with the notice."""
+        """Refuse all calls of a turn: record each as refused with `note`, and give the model `notice` as its result."""
         self._read_plan(turn)
         records = [record_of(call, turn.number, ToolOutcome("refused", notice, note=note)) for call in turn.calls]
         for record in records:

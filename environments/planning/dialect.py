@@ -125,7 +125,7 @@ class PlanningDialect(TagDialect):
         return self._end(text) is not None
 
     def _end(self, text: str) -> int | None:
-        """Return where the first answer, batch of calls or plan that is run ends; None without one."""
+        """Return the first place where an answer, a batch of calls or a plan run as a whole ends; None without any."""
         ends = []
         if (answer := text.find(self.by_name[self.answer].closing)) >= 0:
             ends.append(answer + len(self.by_name[self.answer].closing))
@@ -181,7 +181,7 @@ class PlanningDialect(TagDialect):
 
     @cached_property
     def _away(self) -> tuple[str, ...]:
-        """Tags of tools of these papers that this dialect does not have."""
+        """Tags that call tools in other planning dialects, but not in this one."""
         return tuple(word for word in _CALL if word not in self.by_name)
 
     def _unavailable(self, text: str) -> list[TagMatch]:

@@ -79,7 +79,7 @@ class PlanFigures:
     faults: tuple[str, ...] = ()
 
     def parts(self) -> dict[str, float]:
-        """Return the figures as numbers by the names of `parts.PARTS`; those of plans only with a plan."""
+        """Return the figures by the names of `parts.PARTS`; without a plan, those about plans are left out."""
         found: dict[str, float] = {
             "steps": self.num_steps,
             "batch_width": self.mean_width,
@@ -130,7 +130,7 @@ class _Plans:
     current: Plan | None = None
     found: list[Plan] = field(default_factory=list)
     done: dict[int, dict[str, int]] = field(default_factory=dict)
-    """Number of a plan from 1, or 0 before the first one -> task -> turn of the task's first call."""
+    """Number of a plan (from 1; 0 while there is no plan) -> task -> turn of the task's first call."""
 
 
 def turn_texts(segments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -212,7 +212,10 @@ def plan_figures(
 
 
 def _early(batch: Batch, plans: _Plans, found: Sequence[Batch], scheduling: Scheduling) -> int:
-    """Count calls of a batch that were made before the calls of a task that theirs depends on had ended."""
+    """Count the calls of a batch whose task depends on a task that is first called in the same or a later turn.
+
+    A task that is first called in the same turn is no reason to count a call that the scheduler lets wait for it.
+    """
     if batch.plan is None or not batch.plan.is_valid:
         return 0
     ancestors = batch.plan.ancestors()

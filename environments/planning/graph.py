@@ -143,7 +143,7 @@ def checked_plan(
     max_nodes: int = MAX_NODES,
     problems: Iterable[PlanProblem] = (),
 ) -> Plan:
-    """Return a plan of these tasks; its problems are `problems`, which its text has, and then those of the tasks.
+    """Return a plan of these tasks with its problems: first `problems`, found in its text, then those of the tasks.
 
     `tools` are the names that calls may have. Takes linear time in tasks and dependencies, apart from placeholders.
     """

@@ -49,7 +49,7 @@ class StepGuard:
         return MONOTONOUS if len(row) >= MAX_EQUAL_STEPS and len(set(row[-MAX_EQUAL_STEPS:])) == 1 else None
 
     def read(self, turn: ModelTurn) -> None:
-        """Count the candidates of a turn. To be called before its calls run, since the time limit may pass in them."""
+        """Count the candidates of a turn. Call this before the turn's calls run, since they may time out."""
         self.num_candidates += self._candidates(turn)
         self.has_answer = self.has_answer or self.dialect.has_answer(turn)
 
@@ -58,7 +58,7 @@ class StepGuard:
         return self.num_candidates >= MAX_CANDIDATES and self._candidates(turn) > 0
 
     def keep(self, turn: ModelTurn, observation: Observation) -> None:
-        """Remember the steps of a turn; a step whose calls all failed may be written again."""
+        """Remember the step of a turn; a step whose calls all failed may be written again."""
         kinds, text = self._step(turn)
         self._kinds.extend(kinds)
         failed = [call.status in FAILED_STATUSES for call in observation.calls]
@@ -75,7 +75,7 @@ class StepGuard:
         return sum(piece.kind == CANDIDATE and bool(candidate_of(piece.text)) for piece in pieces)
 
     def _step(self, turn: ModelTurn) -> tuple[list[str], str]:
-        """Return the kinds of a turn's steps, equal kinds in a row as one, and the text after the last thought."""
+        """Return the kinds of a turn's blocks, equal ones in a row as one, and its text after the last thought."""
         pieces = self.dialect.segments(turn.text)
         after = max((place for place, piece in enumerate(pieces) if piece.kind == _THINK), default=-1) + 1
         kinds = [piece.kind for piece in pieces if piece.kind not in (_THINK, TEXT, FRAME, RESULT)]

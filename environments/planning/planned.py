@@ -80,7 +80,7 @@ def planned_calls(calls: Sequence[Call], plan: Plan | None, done: Collection[str
 
 
 def _places_of(query: str, task: str, plan: Plan) -> Template:
-    """Return the query as a template if its own task depends on all tasks of the placeholders, else as plain text."""
+    """Return a query as a template if its task depends on all tasks that the placeholders name, else as plain text."""
     template = parse_template(query)
     ancestors = plan.ancestors()[task]
     return template if template.places and ancestors.issuperset(template.places) else Template((query,))
@@ -106,10 +106,10 @@ def _words(text: str) -> set[str]:
 
 
 def call_dependencies(calls: Sequence[PlannedCall], plan: Plan | None) -> dict[str, tuple[str, ...]]:
-    """Return id -> ids that it waits for, for the calls of a turn, and for tasks without a call as `=T3`.
+    """Map the id of each call of a turn to the ids of the calls and tasks that it waits for.
 
-    A task without a call in this turn ends as soon as all that it waits for has ended. A call whose task is a guess
-    waits for nothing.
+    A task of the plan without a call in this turn is an item of its own, with an id such as `=T3`; it ends as soon as
+    all that it waits for has ended. A call whose task is a guess waits for nothing.
     """
     named = [one for one in calls if one.is_named] if plan is not None and plan.is_valid else []
     found: dict[str, tuple[str, ...]] = {one.call.id: () for one in calls}

@@ -57,7 +57,7 @@ class PlanningRuntime:
         return PlanningEpisode(settings, calls)
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
-        """Treat all rollouts of a group alike."""
+        """Return the same options for all rollouts of a group."""
         return equal_options(size, seed)
 
 

@@ -109,7 +109,7 @@ class _Schedule(Generic[T_Result]):
         self._waiting = {id: set(others) for id, others in waits.items()}
         self._has_failed = has_failed
         self._failed: dict[str, tuple[str, ...]] = {}
-        """Id of a failed or blocked call -> ids of the failed calls that block the calls that need it."""
+        """Id of a failed call -> its id; id of a call that was not run because of failed calls -> their ids."""
         self._pending: set[str] = set()
         """Calls that raised, and those that need one of them: they have no result."""
 

@@ -62,14 +62,14 @@ class PlanningSettings(EnvironmentSettings):
     several_tags: bool = True
     """Whether a turn may have several tags with calls; otherwise it ends at the first one."""
     places: Literal["first_sentence", "model"] = "first_sentence"
-    """What a place such as `{T1}` in a call is filled with. `first_sentence`: that of the first document of the result;
-    `model`: a short value that the model in the role `filler` reads out of the result."""
+    """What a placeholder such as `{T1}` in a call is filled with. `first_sentence`: the first sentence of the result's
+    first document; `model`: a short value that the model in the role `filler` reads out of the result."""
     prompt: PromptName = "auto"
-    """Shipped instructions before the question; `auto` follows the dialect."""
+    """Shipped instructions before the question; `auto`: those for the dialect."""
     instructions: str | None = None
-    """Text that replaces the shipped instructions; an empty one leaves the question alone."""
+    """Text that replaces the shipped instructions; with an empty text the question has no instructions."""
     search: PlanningSearchSettings = PlanningSearchSettings()
-    """The search tool of `wiki_search`, `web_search` and `search`."""
+    """The search tool, which the tags `wiki_search`, `web_search` and `search` call."""
     crawl_page: PlanningCrawlSettings = PlanningCrawlSettings()
     """The tool that reads pages."""
     code: CodeSettings = CodeSettings()
@@ -88,7 +88,7 @@ class PlanningSettings(EnvironmentSettings):
     full context ends the rollout."""
     rollout_time_s: float = Field(default=3600.0, gt=0)
     """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
-    `timeout`. In reinforcement learning only the time of programs counts."""
+    `timeout`. In reinforcement learning only the run time of programs in tool calls counts."""
 
     @property
     def turn_dialect(self) -> PlanningDialect:

@@ -68,7 +68,7 @@ def violations(segments: Sequence[Segment], table: TagTable) -> list[str]:
 
 
 def _unsure(before: str, kind: str, text: str) -> set[str]:
-    """Return violations of what a check or a reflection, whose text is `text`, requires of the block after it."""
+    """Return the violation by a block of `kind` after a check or reflection (`before`) with this text, if any."""
     if before == "double_check" and kind == "answer":
         score = _SCORE.search(text)
         return set() if score is not None and int(score[1]) >= 3 else {"released_unsure"}

@@ -16,17 +16,17 @@ from treadle.environments.tools.calls import CallLimits, EpisodeCalls
 
 
 def shared_tools(tools: Mapping[str, Tool]) -> dict[str, SharedTool]:
-    """Return the sources of tools whose only argument is a text."""
+    """Return a tool source for each tool whose only argument is a text; all episodes share it."""
     return {name: SharedTool(tool, schema_of(name)) for name, tool in tools.items()}
 
 
 class QuestionEpisode:
-    """Episode with tools and limits. All episodes share the sources of tools; each has a ledger of its own."""
+    """Episode with tools and limits. All episodes share the sources of tools; each has its own ledger of calls."""
 
     def __init__(
         self, settings: QuestionSettings, tools: Mapping[str, Tool], sources: Mapping[str, ToolSource] | None = None
     ) -> None:
-        """Prepare an episode; `tools` are those whose only argument is a text, `sources` are of `environment.tools`."""
+        """Prepare an episode; `tools` take only a text as argument, `sources` are those of `environment.tools`."""
         self._settings = settings
         self._dialect = settings.turn_dialect
         self._calls = EpisodeCalls(
@@ -34,7 +34,7 @@ class QuestionEpisode:
         )
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
-        """Count the calls of a continued prefix; return the system message (if any), the question, and the tools."""
+        """Count the calls of a prefix that is continued; return the system message (if any), question, and tools."""
         settings, additional = self._settings, options.additional_calls
         limits = CallLimits(
             lambda entry: settings.entry_limit(entry, additional), settings.total_limit(additional), settings.on_limit

@@ -42,7 +42,7 @@ class QuestionRuntime:
         return QuestionEpisode(self.settings, {}, self._all)
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
-        """Treat all rollouts of a group alike."""
+        """Return the same options for all rollouts of a group."""
         return equal_options(size, seed)
 
 

@@ -184,7 +184,7 @@ class QuestionSettings(EnvironmentSettings):
 
     @property
     def enabled_tools(self) -> tuple[str, ...]:
-        """Names of the tools that may be called, in the order of the tag table."""
+        """Names of the tools that may be called, in the order of `TOOL_DIALECT`."""
         return tuple(name for name in TOOL_DIALECT.tools if self.call_limit(name) > 0)
 
     @property
@@ -279,7 +279,7 @@ class QuestionSettings(EnvironmentSettings):
     def digest_parts(self, form: str | None) -> dict[str, Any]:
         """Return the prompt, and texts and versions that summaries and web results depend on.
 
-        If the system prompt adds nothing for a format, its digest equals that for no format.
+        A format for which the system prompt has no paragraph has the same digest as questions without a format.
         """
         parts: dict[str, Any] = {"system": self.system_text_of(form)}
         if self.summarizer is not None:

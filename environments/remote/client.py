@@ -63,7 +63,7 @@ class ServiceClient:
         self.keeps_replies = False
 
     async def __aenter__(self) -> ServiceClient:
-        """Connect. Raises ConfigError for a missing key, and the errors of calls."""
+        """Connect. Raises ConfigError for a missing API key, and the errors of calls."""
         if self._settings.api_key_env is not None:
             self._headers["Authorization"] = f"Bearer {key_of(self._settings.api_key_env, 'environment.url')}"
         self._http = HttpClient(_CONNECT_TIMEOUT_S, _MAX_REPLY_BYTES)

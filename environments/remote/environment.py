@@ -50,7 +50,7 @@ class ServiceEnvironment(Environment):
 
     @classmethod
     async def tasks(cls, settings: ServiceSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield the tasks of a split: the service tells only their ids before an instance is made."""
+        """Yield the tasks of a split with their ids; the service gives their texts only when an instance is made."""
         names = {str(ours): theirs for ours, theirs in settings.splits.items()}
         async with ServiceClient(settings) as client:
             ids = await client.profile(names.get(split, split))
@@ -63,7 +63,7 @@ class ServiceEnvironment(Environment):
         self._settings = settings
 
     async def reset(self, task: Task) -> Sequence[Mapping[str, str]]:
-        """Make an instance."""
+        """Create an instance; return its first messages."""
         client: ServiceClient = self.shared
         self._num_turns = 0
         # The id is always new: an earlier process may have acted on an instance for the same task and seed.
@@ -158,7 +158,10 @@ def _sent(index: int, call: Call) -> dict[str, Any]:
 
 
 def _listed(state: ServiceState) -> Sequence[ServiceMessage]:
-    """Return the messages of a state one by one: Treadle's service lists them in `info`, joined to one in `state`."""
+    """Return the messages of a state one by one.
+
+    Treadle's service joins them to one message in `state`, and lists them in `info`.
+    """
     given = state.info.get("messages")
     if not isinstance(given, list):
         return state.messages

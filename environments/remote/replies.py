@@ -1,4 +1,4 @@
-"""Read the replies of an environment service; what a reply lacks is an error or stays unknown, never filled in."""
+"""Read the replies of an environment service. A missing value is an error or stays unknown; none is made up."""
 
 from __future__ import annotations
 

@@ -38,13 +38,14 @@ class ServiceSettings(EnvironmentSettings):
     sparse: bool = True
     """Whether the score is 0 or 1; otherwise it may be a fraction."""
     resume: Literal["reenact", "restart"] = "reenact"
-    """What an interrupted rollout does: acts its turns again on a new instance and compares, or begins again."""
+    """How an interrupted rollout resumes. `reenact`: its turns are sent again to a new instance, and the replies are
+    compared; `restart`: it begins again."""
     max_message_chars: int | None = Field(default=None, ge=1)
     """Longest message of the environment in characters, cut in its middle; none means no limit."""
     timeout_s: Operational[float] = Field(default=300.0, gt=0)
     """Seconds for one answer."""
     retry_limit: Operational[int] = Field(default=5, ge=0)
-    """Retries of a call that cannot be acted twice; then the rollout stays pending."""
+    """Retries of a call that the service will not carry out twice; after these the rollout stays pending."""
     max_turns: int | None = Field(default=None, ge=1)
     """Most generation calls per rollout; none means 30."""
 

@@ -24,7 +24,7 @@ def _settings(plan: Plan, address: Address) -> RolloutsSettings:
 
 
 def rollout_fields(plan: Plan, sampled: SampledModel) -> dict[str, Any]:
-    """Return the fields of `RolloutsSettings` for rollouts of a model, except its name in the rows and the options."""
+    """Return the fields of `RolloutsSettings` for rollouts of a model, without `model_name` and `options`."""
     model, tokenizer_digest = checked_model(sampled.name, sampled.model)
     helper = summarizer_of(plan.environments())
     summarizer, summarizer_digest = checked_model(helper, plan.models[helper]) if helper else (None, "")

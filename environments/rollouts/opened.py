@@ -80,7 +80,11 @@ async def open_rollouts(
 
 
 def check_policy(settings: RolloutsSettings) -> str:
-    """Return the digest of the policy's local tokenizer, empty without one; raise ConfigError for a wrong API."""
+    """Return the digest of the policy's local tokenizer, empty without one.
+
+    Raises ConfigError for another tokenizer than the required one, or if the policy is trained on its own rollouts but
+    its API has no token ids.
+    """
     if settings.options.role != AGENT:
         check_trained(settings.model_name, settings.model)
     tokenizer = load_tokenizer(settings.model_name, settings.model, settings.tokenizer_digest)

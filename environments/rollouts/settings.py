@@ -28,7 +28,7 @@ class RolloutOptions(Section):
     max_questions: Revisable[int | None] = Field(default=None, ge=1)
     """Most questions, taken from the start of their order; none means all."""
     max_questions_per_dataset: Revisable[int | None] = Field(default=None, ge=1)
-    """The same for each data set."""
+    """Most questions of each data set, taken from the start of their order; none means all."""
     datasets: Revisable[tuple[str, ...]] = ()
     """Data sets to answer; empty means all."""
     split: Revisable[Literal["train", "heldout"] | None] = None
@@ -40,17 +40,18 @@ class RolloutOptions(Section):
     max_concurrent: Operational[int] = Field(default=64, ge=1)
     """Rollouts in progress at once."""
     pending_retries: Operational[int] = Field(default=2, ge=0)
-    """Further passes over rollouts that failed because of infrastructure: each attempt has a new episode, and gets the
-    answers that the last one had."""
+    """Further passes over rollouts that failed because of infrastructure: each attempt has a new episode, and reuses
+    the model's answers of the attempt before."""
     wall_limit_s: Operational[float] = Field(default=1800.0, gt=0.0)
     """Seconds of work after which a rollout that ignores `environment.rollout_time_s`, because its environment hangs,
     is cancelled and counts as failed; at least a minute more than that limit."""
     pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Seconds before the first of these passes; doubled for each further one."""
+    """Seconds before the first pass of `pending_retries`; doubled for each further one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Most prompt and sampled tokens of this stage. Past it the run stops; it can be resumed with a larger limit."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
-    """Most money spent by this stage, in the currency of the models' prices. Past it the run stops in the same way."""
+    """Most money spent by this stage, in the currency of the models' prices. Past it the run stops; it can be resumed
+    with a larger limit."""
     shards: Operational[int] = Field(default=1, ge=1, le=MAX_SHARDS)
     """Shards into which the work is divided when the stage starts, so that several processes can share it (`treadle
     work`)."""

@@ -90,11 +90,11 @@ SEGMENTS = pa.list_(
         ]
     )
 )
-"""Parsed type of segments."""
+"""Arrow type of the column `segments` after its JSON text is parsed."""
 
 
 def tool_schemas(*marks: pa.Field) -> pa.DataType:
-    """Return the parsed type of a column with tool schemas; their `parameters` are a JSON schema as text."""
+    """Return the Arrow type of a column of tool schemas after its JSON text is parsed; `parameters` stay JSON text."""
     return pa.list_(
         pa.struct(
             [required("name", pa.string()), required("description", pa.string()), json_text("parameters"), *marks]
@@ -124,7 +124,7 @@ TRAJECTORY_FORMS = {
         )
     ),
 }
-"""Parsed types of columns that `rollouts` and `pools` share."""
+"""Arrow types, after their JSON text is parsed, of columns that `rollouts` and `pools` share."""
 
 
 ROLLOUTS = Table(

@@ -61,7 +61,7 @@ class ToolTotals:
             counts.update({key: calls[key] for key in _COUNTS})
 
     def ranked(self) -> list[str]:
-        """Return all names, those with most executed calls first: a call of an unknown tool is never executed."""
+        """Return all names, those with most executed calls first, so that unknown tools, which never run, are last."""
         totals = self._totals
         return sorted(totals, key=lambda name: (-totals[name]["executed"], -totals[name]["requested"], name))
 

@@ -86,7 +86,10 @@ class RowWriter:
         self._telemetry: list[dict[str, Any]] = []
 
     def write(self, jobs: Iterable[RolloutJob]) -> dict[str, Any]:
-        """Write the rows of all jobs, copies included; return the metrics. Raise StageFailed as `_check` does."""
+        """Write the rows of all jobs, copies for equal questions included; return the metrics.
+
+        Raises StageFailed as `_check` does.
+        """
         for job in jobs:
             row = self._finished(job) if self._context.journal.is_finished(job.key) else self._failed(job)
             self._count(row, job)

@@ -27,13 +27,13 @@ class Scorer(Entry):
 
     Attributes:
         PARTS: Names of the parts that a `Score` may have, with one line on each: `title: explanation`.
-        READS: What decides. `answer`: a rollout that did not end with an answer is wrong. `outcome`: what the tools
-            reported about the episode. `rollout`: all of it.
+        READS: What the score depends on. `answer`: the answer; a rollout that did not end with one is wrong.
+            `outcome`: what the tools reported about the episode. `rollout`: the whole rollout.
         SCALE: Values of a score: 0 or 1, from 0 to 1, or any number, which reports call a reward.
         NEEDS_ANSWERS: Whether tasks must have gold answers.
         PAYLOAD: Fields of the payload that tasks must have.
-        JUDGED_AS: Item of `scores.judges.domains` by which judges are asked about answers it does not accept; empty
-            if they never are.
+        JUDGED_AS: If `scores.judges.domains` lists this name, judges are asked about answers that the scorer does not
+            accept; empty if they never are.
         TIME_LIMIT_S: Most seconds for one rollout; after that it has no verdict. None: no limit.
     """
 

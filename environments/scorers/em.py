@@ -21,8 +21,8 @@ class EmScorer(AnswerScorer):
     type: str = "em"
     """Exact match."""
     expected: Expected = "any"
-    """What the gold answers are: ways to write one answer, of which every part of a prediction must be one (`any`), or
-    items of a list, all of which a prediction must give, and no others (`set`)."""
+    """Meaning of several gold answers. `any`: ways to write the same answer; each part of a prediction must be one of
+    them. `set`: items of a list; a prediction must give all of them, and no others."""
 
     def rule(self, prediction: str, answers: Sequence[str], choices: Sequence[str], tools: AnswerTools) -> Score:
         """See `AnswerScorer`."""

@@ -146,12 +146,12 @@ class AssertionTest:
         return json.dumps({"code": self.code, **places})
 
     def program(self, solution: str) -> Program:
-        """See `ProgramTest`. The second line is read only after the solution has been defined."""
+        """See `ProgramTest`. The program reads the test from its input only after it has defined the solution."""
         task = {"prefix": self.prefix, "solution": solution}
         return Program(_ASSERT, f"{json.dumps(task)}\n{self._test}\n", prints_value=False)
 
     def is_passed(self, stdout: str) -> bool:
-        """See `ProgramTest`. A program that exits before the assertion does not print the token."""
+        """See `ProgramTest`. A program that exits before the assertion does not print the test's secret token."""
         return _result(stdout) == self._token
 
 

@@ -19,7 +19,7 @@ from treadle.environments.scorers.outcome import OutcomeScorer
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _TAKEN = frozenset({"status", "empty", "judge"})
-"""Values of the column `scorer` that mean something else."""
+"""Values of the column `scorer` that do not name a scorer of the table `scorers`, so that no entry may have them."""
 
 
 def _settings_of(found: Any, place: str) -> type[Scorer]:

@@ -101,7 +101,7 @@ class OpenScorers:
         """Whether some scorers read the whole rollout and its task, payload included."""
 
     def __enter__(self) -> Self:
-        """Return itself; scorers are opened when they are first needed."""
+        """Return this object; scorers are opened when they are first needed."""
         return self
 
     def __exit__(
@@ -189,7 +189,7 @@ def _scorer_of_type(environment: EnvironmentSettings, entries: Mapping[str, Scor
 
 
 def has_given(status: str, outcome: Outcome | None) -> bool:
-    """Return whether a rollout gave an answer: at its end, or as a candidate that is taken as one."""
+    """Return whether a rollout gave an answer: at its end, or as a candidate that is taken as the answer."""
     if status == ANSWERED:
         return True
     return status != FAILED and outcome is not None and outcome.parts.get(BY_CANDIDATE, 0.0) > 0

@@ -68,7 +68,8 @@ class StdinTestsScorer(Scorer):
     assertion_time_s: float = Field(default=2.0, gt=0)
     """Time limit of one assertion of `test_code`, in seconds."""
     total_time_s: float = Field(default=300.0, gt=0)
-    """Time limit of all tests of n in seconds, if it is less than (`test_time_s` + 1) n + 5; later tests fail."""
+    """Time limit of all n tests together in seconds; (`test_time_s` + 1) n + 5 applies if it is smaller. Tests that are
+    not finished by then fail."""
     sandbox: ProgramSandboxSettings = ProgramSandboxSettings()
     """How programs are isolated."""
     _pool: SandboxPool | None = PrivateAttr(default=None)

@@ -12,7 +12,7 @@ TaskRow = Mapping[str, Any]
 
 
 class HeldInstance(Protocol):
-    """One episode behind the interface. Calls come one at a time."""
+    """One episode that the service holds; its methods are called one at a time."""
 
     async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Begin the episode; return its first state."""

@@ -231,7 +231,7 @@ class EnvironmentService:
         return reply
 
     def _explained(self, error: Exception, kind: str, instance: Instance | None = None) -> ServiceError:
-        """Return the error to report to the caller; log an environment's error in full, under the number it reports."""
+        """Return the error to report to the caller; log an environment's error in full, with the reported number."""
         if isinstance(error, ServiceError):
             return error
         if isinstance(error, RequestUnfit):
@@ -312,7 +312,7 @@ def _needed(envelope: Envelope, name: str) -> str:
 
 
 def _content(envelope: Envelope) -> Any:
-    """Return what a repeated request must have in common with the first one."""
+    """Return the content in which a repeated request must equal the first request with its id."""
     return [envelope.env_type, envelope.task_id, envelope.instance_id, envelope.messages, envelope.params]
 
 

@@ -25,7 +25,7 @@ InstanceId = Annotated[Identifier, AfterValidator(_fit_for_paths)]
 
 
 class Envelope(BaseModel):
-    """The body of every POST; which fields a route needs is in its description."""
+    """The body of every POST; the description of a route names the fields that it needs."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -89,5 +89,5 @@ async def act(instance: HeldInstance, op: str, messages: Mapping[str, Any], para
 
 
 def end() -> None:
-    """End the process without the cleanup of the interpreter, which belongs to the template."""
+    """End the process without the interpreter's cleanup, whose handlers belong to the template."""
     os._exit(0)

@@ -127,7 +127,7 @@ class EpisodeCalls:
         return schemas
 
     def _new_schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the schemas of tools that were not known before; of tools with the same name, the first one counts."""
+        """Return the schemas of tools that are new in this episode; of several with the same name, the first one."""
         found: dict[str, ToolSchema] = {}
         for tools in self._tools.values():
             for one in tools.schemas:
@@ -151,9 +151,10 @@ class EpisodeCalls:
         return None
 
     async def run(self, turn: ModelTurn, context: StepContext) -> Observation:
-        """Run the allowed calls of a turn concurrently, in its order, and refuse the others.
+        """Run the allowed calls of a turn concurrently, and refuse the others.
 
-        The observation has the status `limit` if a call over a limit ends the rollout.
+        The observation has the calls in the order of the turn. Its status is `limit` if a call over a limit ends the
+        rollout.
         """
         is_native = self.dialect.ends_every_turn
         calls = turn.calls
@@ -199,14 +200,14 @@ class EpisodeCalls:
         return await tools.call(call.tool, call.arguments, deadline=context.deadline, context=told)
 
     async def _run_again(self, call: Call, turn: ModelTurn, context: StepContext) -> ToolOutcome:
-        """Run a recorded call again, to put its tool into the state after it."""
+        """Run a recorded call again, so that its tool has the same state as after the first run."""
         return await self._call(call, turn, context)
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
-        """Put the tools into the state after recorded calls.
+        """Put the tools into the state that they had after recorded calls.
 
-        Calls of stateless tools are only counted; calls of tools that reenact are made again, in their order. Raises
-        EpisodeDiverged if a call has another outcome this time, or if the state of a tool cannot be restored.
+        Calls of stateless tools are only counted; calls of tools that resume by `reenact` are made again, in order.
+        Raises EpisodeDiverged if a call has another outcome this time, or the state of a tool cannot be restored.
         """
         calls = {call.id: call for call in turn.calls}
         for record in observation.calls:
@@ -274,7 +275,7 @@ class EpisodeCalls:
         """Return the message with a result.
 
         Control tokens in a result are always encoded as plain text. Other added tokens, such as Qwen's `<tool_call>`,
-        would be encoded as one token, so they are broken up: in results from the web, and with native calls in all.
+        would be encoded as one token, so they are broken up: in results of native calls, and in all from the web.
         """
         text = record.text
         if self.dialect.ends_every_turn and not text:

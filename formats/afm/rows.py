@@ -24,7 +24,7 @@ TOOL_SETS: Mapping[ToolSet, tuple[str, ...]] = {
 assert tuple(TOOL_SETS) == get_args(ToolSet)
 
 MARKERS = ("Question: ", "Task: ")
-"""Separators between the instructions and the question in a prompt; the last one in it counts."""
+"""Separators between the instructions and the question in a prompt; the question follows the last of them."""
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://arxiv.org/abs/2508.13167")
 _STRINGS = pa.list_(pa.string())
 _KWARGS = pa.struct(
@@ -101,7 +101,7 @@ class Prepared:
         )
 
     def row(self, number: int, tools: Sequence[str], instructions: str) -> dict[str, Any]:
-        """Return the row for the schema; `number` distinguishes equal questions."""
+        """Return the row for the schema; `number` makes the indices of equal questions different."""
         truth = encode(self.truth)
         kwargs = {"create_kwargs": {"ground_truth": truth, "question": self.question, "data_source": self.data_source}}
         marker = MARKERS[self.truth.tests is not None]

@@ -1,4 +1,4 @@
-"""Find the agent's tokens in a dialogue that is encoded as one whole text: by offsets in it, never by its markers."""
+"""Find the agent's tokens in a dialogue that is encoded as one text: by offsets, not by the template's markers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from treadle.datagen.questions.layouts import RowRejected
 def dialogue_segments(
     turns: Sequence[str], replies: Sequence[str], dialect: Dialect, codec: ChatTokenizer | None
 ) -> list[Segment]:
-    """Return turns and replies in typed pieces, with what the template puts between them; offsets are 0."""
+    """Return turns and replies in typed pieces, and the text that the chat template puts between them.
+
+    The offsets of the pieces are not set yet: all are 0.
+    """
     transcript = Transcript(dialect, None, reply_text=None if codec is None else codec.reply_text)
     for turn, reply in itertools.zip_longest(turns, replies):
         transcript.insert(turn)

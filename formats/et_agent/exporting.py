@@ -35,8 +35,8 @@ def export_records(
 ) -> dict[str, Any]:
     """Write a table of `pools` or `rollouts` as a JSON array with one object per question; return a summary.
 
-    Raises RunError if its inputs no longer match it, ConfigError if `target` cannot be used (see `new_folder`),
-    ArtifactError, StorageError.
+    Raises RunError if the questions or scores do not match the table, ConfigError if `target` cannot be used (see
+    `new_folder`), ArtifactError, StorageError.
     """
     make = _pools if kind == "pools" else _rollouts
     num_records = num_trajectories = 0
@@ -135,7 +135,10 @@ def _counts(row: Row) -> dict[str, int]:
 def _by_question(
     run: Run, record: StageRecord, rows: Iterator[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], Iterator[dict[str, Any]]]]:
-    """Yield the common fields of each object, and the rows of its question; raise RunError for an unknown question."""
+    """Yield for each question the fields that objects of pools and of rollouts share, and the question's rows.
+
+    Raises RunError for a question that the record's inputs lack.
+    """
     environment = _environment(record)
     questions = {
         row["question_key"]: row for ref in record.inputs[QUESTIONS.kind] for row in run.rows(ref.artifact).rows(_ASKED)

@@ -38,7 +38,7 @@ class ImportJob:
         self._known: set[str] = set()
 
     def run(self, context: StageContext) -> Mapping[str, Any]:
-        """Write the imported rows and return metrics, as `core.stage.Stage.run` does."""
+        """Write the imported rows and return metrics, as `core.runs.stage.Stage.run` does."""
         tables = context.inputs["questions"]
         self._known = {row["question_key"] for table in tables for row in table.rows(("question_key",))}
         questions = {row["question_key"]: row for row in selected_questions(context.settings.options, tables)}
@@ -72,7 +72,7 @@ class ImportJob:
     def _taken(
         self, rows: ImportRows, questions: Mapping[str, Mapping[str, Any]]
     ) -> Iterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
-        """Yield questions with their rows, in the order of the file."""
+        """Yield the questions of usable rows in the order of the file, each with the table rows made for it."""
         make = rows.pools if self._kind == "pools" else rows.rollouts
         lines: dict[str, int] = {}
         for record in read_records(self._path, self._kind):

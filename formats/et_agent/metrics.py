@@ -35,7 +35,7 @@ class LegacySample:
     f1: float
     math_equal: float
     llm_equal: float
-    """The judge's verdict, or math equality; 0 without judges."""
+    """1 if the answer was accepted by rule or judge, or equals the gold answer as math; else, or without judges, 0."""
     is_valid_answer: bool
     python_calls: int
     search_calls: int
@@ -155,7 +155,7 @@ def legacy_conciseness(votes: Sequence[tuple[int, int]]) -> float:
 
 
 def legacy_results(output: str) -> list[str]:
-    """Return the contents of the `<result>` blocks of an output that are closed."""
+    """Return the contents of the closed `<result>` blocks in an output."""
     return [block.removeprefix("<result>").removesuffix("</result>") for block in _RESULT.findall(output)]
 
 
@@ -193,9 +193,10 @@ class _NoForm(Exception):
 
 
 def legacy_math_equal(prediction: str, gold: str) -> bool:
-    """Return whether two answers to math questions have the same form, or are identical if one of them has none.
+    """Return whether two answers to math questions are equal after the published program's normalisation.
 
-    Letter case and white space other than blanks and newlines count; the caller normalises them.
+    If it fails for one of them, they must be identical. Letter case, and white space other than blanks and newlines,
+    make a difference here; the caller normalises them.
     """
     try:
         return _math_form(prediction) == _math_form(gold)

@@ -55,15 +55,15 @@ class ImportTrajectory:
 
     text: str
     status: str
-    """Status as in `rollouts`."""
+    """Status, as in the table `rollouts`."""
     operator: str
-    """Operator that made it; `imported` if the file names none."""
+    """Operator that made the trajectory; `imported` if the file names no known one."""
     prediction: str = ""
     correct: bool | None = None
     score: float | None = None
     round: int = 0
     parent: int | None = None
-    """Index of its parent in the row."""
+    """Index of the parent trajectory in the row; None without a parent."""
     edit_step: int | None = None
     edit_text: str = ""
     outcomes: tuple[tuple[str, str], ...] | None = None
@@ -144,7 +144,7 @@ def _why_empty(fields: Mapping[str, Any]) -> str:
 
 
 def _evolved(fields: Mapping[str, Any]) -> Iterator[ImportTrajectory]:
-    """Yield the pool of a flywheel record with its predictions and verdicts; the first one is the initial rollout."""
+    """Yield the pool of a flywheel record with predictions and verdicts; its first item is the initial rollout."""
     texts = _list(fields, "evolve_trajectories_buffer")
     predictions = _aligned_list(fields, "evolve_predictions", texts)
     verdicts = _aligned_list(fields, "evolve_trajectories_llm_judge_results", texts)
@@ -162,7 +162,7 @@ def _evolved(fields: Mapping[str, Any]) -> Iterator[ImportTrajectory]:
 
 
 def _sampled(fields: Mapping[str, Any]) -> Iterator[ImportTrajectory]:
-    """Yield the rollouts of a record of direct rollouts. An empty one keeps its position as failed."""
+    """Yield the rollouts of a record of direct rollouts. An empty one stays at its position, as `failed`."""
     texts = _list(fields, "rollout_outputs")
     counts = _aligned_list(fields, "tool_counts", texts)
     ends = _aligned_list(fields, "finish", texts) if fields.get("finish") is not None else [None] * len(texts)

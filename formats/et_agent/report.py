@@ -148,7 +148,7 @@ def _scored(
 
 
 def _maker(run: Run, ref: InputRef) -> StageRecord:
-    """Return the record that made an input; raise RunError if it has been replaced since."""
+    """Return the record of the instance that made an input; raise RunError if it was run again since the report."""
     made = run.record(Address.parse(ref.address))
     if made is None or made.outputs.get(ref.artifact.kind) != ref.artifact:
         raise RunError(f"{ref.address} has been rerun since the report; run the report again")

@@ -38,7 +38,7 @@ _STATUS_BY_TEXT: Mapping[str, OutcomeStatus] = {
     EMPTY_QUERY: "invalid",
     REFUSED: "invalid",
 }
-"""Complete result texts -> status, in the words of that program and of Treadle."""
+"""Whole text of a result -> status of its call, for texts of ET-Agent's program and of Treadle."""
 _NOT_RUN = re.compile(
     r"(?:The limit of \w+ calls \(\d+\) is reached; this call was not run|The \w+ tool is not available here)\. "
     r"Go on without it\."
@@ -143,7 +143,7 @@ class ImportRows:
 def _spans(pieces: Sequence[Segment], dialect: TagDialect) -> Iterator[tuple[bool, str]]:
     """Yield (True for a result, text) for each span: model text up to and including a call, and results.
 
-    White space between a call and its result belongs to the result, as in that program's reinforcement learning.
+    White space between a call and its result belongs to the result, as in the reinforcement learning of ET-Agent.
     """
     written = ""
     for piece in pieces:
@@ -209,7 +209,10 @@ def status_of_result(tool: str, text: str) -> OutcomeStatus:
 
 
 def _score(one: ImportTrajectory, domain: str) -> float | None:
-    """Return the score in the file, else one derived from the verdict; None if a verdict is not enough (`qa`)."""
+    """Return the score in the file, else 1 or 0 by the verdict; None without a verdict, or in the domain `qa`.
+
+    In `qa` a verdict does not determine the score.
+    """
     if one.score is not None or one.correct is None:
         return one.score
     return None if domain == "qa" else float(one.correct)

@@ -14,11 +14,11 @@ from treadle.environments.planning.tools.pictures import Picture, read_picture
 
 @dataclass(frozen=True, slots=True)
 class PageDrawer:
-    """Renderer with the rules of this environment.
+    """Renderer of pages, which replaces random pictures and Tailwind before it draws them.
 
     Attributes:
         sheet: Text of a style sheet in place of Tailwind's; None to make one for each page.
-        store: Store of the run's pictures; None outside a run.
+        store: Store of the run, to which each drawn picture is added; None outside a run.
         legacy: Whether addresses of pictures are replaced as by the published program.
     """
 

@@ -61,7 +61,7 @@ class FrontendEpisode:
         return InitialState(self._settings.first_messages(task))
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
-        """Draw the page of a turn and ask the person about it, or end the dialogue; a turn after its end does nothing.
+        """Draw the page of a turn and ask the person about it, or end the dialogue; a turn after the end does nothing.
 
         Raises ModelError if the person cannot be asked, SandboxError without a browser, and StorageError.
         """
@@ -93,13 +93,16 @@ class FrontendEpisode:
         return NOTICE if is_next_last and not self._settings.is_legacy else ""
 
     def _target_call(self, turn: ModelTurn) -> tuple[CallRecord, ...]:
-        """Return the call record of the target page with the first turn, and nothing with later turns."""
+        """Return the call record of the target page's picture for the first turn, and no record for later turns."""
         if turn.number:
             return ()
         return (CallRecord(TARGET, "", "ok", turn.number, note=self._target.note, id=call_id(turn.number, TARGET, 0)),)
 
     async def _drawn(self, turn: ModelTurn) -> tuple[Picture | None, CallRecord]:
-        """Return the picture of the page in a turn, None without a picture, and the call record of drawing it."""
+        """Draw the page in a turn; return its picture and a call record.
+
+        The picture is None if the turn has no page, or the page cannot be drawn.
+        """
         legacy = self._settings.is_legacy
         reading = read_turn(turn.text, legacy=legacy)
         page = None if legacy or reading.answer is None else find_page(reading.answer)

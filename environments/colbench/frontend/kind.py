@@ -39,7 +39,7 @@ class FrontendRuntime:
         return FrontendEpisode(self.settings, self.human, self.drawer)
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
-        """Treat all rollouts of a group alike."""
+        """Return the same options for all rollouts of a group."""
         return equal_options(size, seed)
 
 
@@ -80,5 +80,5 @@ class FrontendType:
         return f"The person of this task wants the following page:\n```html\n{target_page(task.payload)}\n```"
 
     def facts(self, settings: FrontendSettings) -> dict[str, str]:
-        """Return no facts."""
+        """Return no facts for the record of the stage."""
         return {}

@@ -13,11 +13,11 @@ from typing import Any
 from treadle.agent.tools.workspace.files import BadTask
 
 PAGE, TARGET = "page", "target"
-"""Tools in call records of a page of the agent, and of the target page. The records' notes name the pictures."""
+"""Tool names in call records for pages of the agent and for the target page; the records' notes name the pictures."""
 MAX_PAGE_CHARS = 1_000_000
 """Longest target page in characters."""
 PICTURES = "https://picsum.photos/id/48"
-"""Source of all pictures: its address ends with `/width/height`."""
+"""Address that replaces those of random pictures; `/width/height` is appended."""
 _USUAL_SIZE = ("640", "480")
 _LEGACY_UNSPLASH = re.compile(r"https://source\.unsplash\.com/random/(\d+)x(\d+)/\?[\w=]+")
 _LEGACY_PICSUM = re.compile(r"https://picsum\.photos/(\d+)/(\d+)")
@@ -30,16 +30,16 @@ _FENCE_END = re.compile(r"\n[^\S\n]*```.*\Z", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """Page of a message; `is_repaired` is true if its closing tag was missing."""
+    """HTML of a page in a message; `is_repaired` is true if its closing tag was missing and has been added."""
 
     html: str
     is_repaired: bool = False
 
 
 def with_fixed_pictures(html: str, *, legacy: bool = False) -> str:
-    """Return a page whose random pictures are all the same one, in the size that was asked for.
+    """Replace the addresses of random pictures in a page by the address of one picture, in the same size.
 
-    `legacy` replaces only the addresses that the published program does.
+    With `legacy` only the addresses that the published program replaces are replaced.
     """
     if legacy:
         html = _LEGACY_UNSPLASH.sub(rf"{PICTURES}/\1/\2", html)
@@ -75,7 +75,10 @@ def find_page(text: str, *, legacy: bool = False) -> Snippet | None:
 
 
 def _closed(text: str, name: str) -> str | None:
-    """Return the text from a name's first opening tag to its next closing tag, as the published program finds it."""
+    """Return the text from the first `<name` to the next `</name>`, as the published program finds it.
+
+    Return None if one of the two is missing.
+    """
     start = text.find(f"<{name}")
     end = text.find(f"</{name}>", start + 1)
     return None if start < 0 or end < 0 else text[start : end + len(f"</{name}>")]

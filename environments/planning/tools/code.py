@@ -103,7 +103,7 @@ class CodeTool:
     name = "code"
 
     def __init__(self, settings: CodeSettings | None = None) -> None:
-        """Prepare the tool; nothing is started before the block."""
+        """Prepare the tool; sandboxes are started by `__aenter__`."""
         self._settings = settings or CodeSettings()
         self._pool = SandboxPool(self._settings.sandbox)
 

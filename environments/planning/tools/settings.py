@@ -47,7 +47,7 @@ class CodeSettings(Section):
     time_limit_s: float = Field(default=7.0, gt=0)
     """Wall time limit of one program, in seconds."""
     max_output_chars: int | None = Field(default=1536, ge=256)
-    """Longest observation in characters. A longer one keeps its first and its last half; none means no limit."""
+    """Longest observation in characters. A longer one loses its middle; none means no limit."""
     sandbox: CodeSandboxSettings = CodeSandboxSettings()
     """How programs are isolated."""
 
@@ -78,7 +78,7 @@ class VisualInspectorSettings(Section):
     max_calls: int = Field(default=12, ge=0)
     """Most executed calls per rollout; 0 disables the tool."""
     vision: VisionRole = VisionRole()
-    """Model that is asked."""
+    """Model that describes the pictures."""
     folder: Operational[Path | None] = None
     """Folder whose pictures may be named by their path, relative to it or absolute; links in it are not followed. None
     allows URLs only."""

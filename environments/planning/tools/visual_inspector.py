@@ -141,8 +141,8 @@ class VisualInspector:
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """Describe a picture until `deadline`, a time of the work clock; `note` has the digest of the picture.
 
-        Raises EndpointUnavailable and DeadlineExceeded, which the picture does not cause, and StorageError. A server
-        that refuses a request may not be able to read this picture: that is an outcome, and logged once.
+        Raises StorageError, and EndpointUnavailable or DeadlineExceeded, of which the picture is not the cause. If the
+        server refuses the request, the reason may be this picture: the outcome is an error, and is logged once.
         """
         clock = asyncio.get_running_loop()
         began = clock.time()

@@ -84,7 +84,7 @@ class Grader(Scorer):
     """A model grades the rollout."""
     model: ModelSettings | None = None
     """The model, with its endpoints, as in `[models.<name>]`; a service that is reachable from every process that
-    scores, engines included."""
+    scores, training programs included."""
     temperature: float = Field(default=0.0, ge=0.0)
     """Softmax temperature; 0 means greedy."""
     max_tokens: int = Field(default=2048, ge=16)
@@ -182,7 +182,7 @@ class Grader(Scorer):
         return None
 
     async def _reply(self, messages: Messages, number: int) -> str | None:
-        """Return the reply to a request, None if the prompt is too long or time runs out. Send equal requests once."""
+        """Return the reply to a request; None if the prompt is too long or time runs out. Send equal requests once."""
         key = digest_json([self._identity(), messages, number])[:32]
         known = await asyncio.to_thread(self._replies.get, key)
         if known is not None:
@@ -250,7 +250,7 @@ class ReferenceGoalGrader(GoalGrader):
 
 
 class AverageGrader(Grader):
-    """Mean of three independent grades of a model; the goal is met if it is for most of them."""
+    """Mean of three independent grades of a model; the goal counts as met if most grades are at least `LOWEST_MET`."""
 
     NUM_GRADES: ClassVar[int] = 3
 
@@ -261,7 +261,7 @@ class AverageGrader(Grader):
 
 
 class AverageReferenceGoalGrader(AverageGrader):
-    """Share of three independent verdicts of a model, shown what solves the task, that the goal is met."""
+    """Share of a model's three independent verdicts that the goal is met; the model is shown what solves the task."""
 
     SHOWS_REFERENCE: ClassVar[bool] = True
     COUNTS_GOALS: ClassVar[bool] = True

@@ -14,7 +14,7 @@ from treadle.environments.stored_rollout import StoredRollout
 BLOCKED = (
     "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
 )  # fmt: skip
-"""Texts with which an answer has no program in the profile `legacy`, wherever they occur in it."""
+"""An answer that contains one of these texts anywhere has no program in the profile `legacy`."""
 _TAG = re.compile(r"\A\s*<answer>|</answer>\s*\Z")
 _INLINE = re.compile(r"```([^`\n]+)```")
 _FIRST_LINE = re.compile(r"(?:async\s+def|def|class|import|from)\s|@\w")
@@ -40,7 +40,7 @@ class _Fence:
 
     @classmethod
     def of(cls, line: str) -> _Fence | None:
-        """Return the fence in a line; None if the line has no fence, or also closes it."""
+        """Return the fence in a line; None if the line has no fence, or closes it again in the same line."""
         text = line.lstrip(" \t")
         at = 0 if text.startswith("~~~") else text.find("```")
         if at < 0:
@@ -79,7 +79,7 @@ class _Block:
 
     @property
     def text(self) -> str:
-        """Its text, without the indentation of its fence and of its first line."""
+        """Text of the block, without the indentation of its fence and of its first line."""
         width = self.fence.indent
         return _unindented("\n".join([line.removeprefix(width) for line in self.lines])) + "\n"
 

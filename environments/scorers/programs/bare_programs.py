@@ -101,7 +101,10 @@ def is_inside(line: str) -> bool:
 
 
 def is_aside(lines: list[str], place: int) -> bool:
-    """Return whether a line after an empty one is indented less than all code before it, like an item of a list."""
+    """Return whether a line after an empty one is indented less than all lines since the last unindented line.
+
+    Such a line, for example an item of a list, is no part of the code before it.
+    """
     if not lines[place].strip() or lines[place - 1].strip():
         return False
     width = indent_of(lines[place])

@@ -1,4 +1,4 @@
-"""Compare values that programs returned in their sandboxes, as `harness.encoded` writes them. Pure functions.
+"""Compare values that programs returned in their sandboxes, as `values.encoded` writes them. Pure functions.
 
 Values are data here: no code of a program runs, so no object can claim to be equal to another one.
 """
@@ -104,7 +104,7 @@ def _order_of_part(part: Any) -> tuple[bool, Any]:
 
 
 def _parts(number: _Number) -> tuple[Any, Any]:
-    """Return the real and the imaginary part."""
+    """Return the real and the imaginary part of a number."""
     return (number.real, number.imag) if isinstance(number, complex) else (number, 0)
 
 
@@ -153,7 +153,8 @@ _NUMBERS: Mapping[str, Callable[..., _Number]] = {
 def same_legacy(value: Encoded, expected: Encoded) -> bool:
     """Return whether Python's `==` holds, as in the published program.
 
-    So 1 equals True, NaN equals nothing, and comparing arrays fails unless both have one element; that is unequal too.
+    So 1 equals True, and NaN equals nothing. Comparing arrays fails unless both have one element; if it fails, they are
+    unequal.
 
     Objects of the programs' own classes are never equal.
     """
@@ -196,7 +197,7 @@ class _Array:
 
 
 def _decoded(value: Encoded) -> Any:
-    """Return a value made of built-in types alone."""
+    """Return the value that an encoded value describes, made of built-in types, `_Other`, `_Unequal` and `_Array`."""
     kind, content = value[0], value[1] if len(value) > 1 else None
     if kind in _NUMBERS:
         return _number(value)

@@ -223,7 +223,10 @@ BUILT_IN: tuple[tuple[type | tuple[type, ...], Callable[[Any], Written]], ...] =
     (type(...), lambda _: ["constant", "Ellipsis"]),
     (type(NotImplemented), lambda _: ["constant", "NotImplemented"]),
 )
-"""Types in the order in which they are tried; `bool`, a subclass of `int`, is handled before them."""
+"""Types with the functions that write their values; the first type that a value has is used.
+
+`bool`, a subclass of `int`, is handled before them.
+"""
 BY_MODULE: dict[str, Callable[[Any], Written]] = {"numpy": of_numpy, "pandas": of_pandas, "sympy": of_sympy}
 """Top-level module of a type, or of one that it derives from -> how its values are written."""
 BY_NAME: dict[str, Callable[[Any], Written]] = {

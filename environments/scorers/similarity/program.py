@@ -1,7 +1,7 @@
 """Embed pictures on a Unix socket, with a model that is loaded once.
 
-Run by `worker.py` with the Python of the engine `serve`. Requests and replies are lines of JSON: `{"pictures": [PNG in
-base64]}` gives `{"vectors": [[float]]}` or `{"error": text}`.
+Run by `worker.py` with the Python of the engine `serve` (vLLM's). Requests and replies are lines of JSON:
+`{"pictures": [PNG in base64]}` gives `{"vectors": [[float]]}` or `{"error": text}`.
 """
 
 from __future__ import annotations

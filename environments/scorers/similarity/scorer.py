@@ -32,7 +32,7 @@ _MAX_VECTORS = 4096
 
 
 class SimilarityScorer(Scorer):
-    """Compare the picture of the last page with that of the target page, by a network that sees both."""
+    """Compare the picture of the last page with that of the target page, by the vectors that a network gives them."""
 
     PAYLOAD: ClassVar[tuple[str, ...]] = ("page",)
     SCALE: ClassVar[Scale] = "reward"  # A cosine may be below 0.
@@ -50,10 +50,10 @@ class SimilarityScorer(Scorer):
     model: str = "openai/clip-vit-base-patch32"
     """CLIP: a folder, or a model of the hub."""
     framing: Literal["whole", "crops"] = "whole"
-    """`crops` compares the middle of the pictures, as the published program does, and little of a long page; `whole`
-    squeezes pictures into a square."""
+    """`crops` compares only the middle of the pictures, as the published program does, so little of a long page;
+    `whole` squeezes whole pictures into a square."""
     min_correct: float = Field(default=0.9, ge=-1, le=1)
-    """Similarity from which on a page is right."""
+    """Least similarity with which a page is right."""
     _store: KeyedStore | None = PrivateAttr(default=None)
     _embedder: Embedder | None = PrivateAttr(default=None)
     _vectors: SharedResults[list[float]] = PrivateAttr(default_factory=lambda: SharedResults(_MAX_VECTORS))
@@ -140,6 +140,6 @@ class SimilarityScorer(Scorer):
 
 
 def _last_picture(calls: Sequence[CallRecord], tool: str) -> str | None:
-    """Return the digest of the last picture that a tool noted; None without one."""
+    """Return the digest in the last note of a tool's calls that names a picture; None without one."""
     found = [digest for call in calls if call.tool == tool and (digest := noted_picture(call.note))]
     return found[-1] if found else None

@@ -21,7 +21,7 @@ from treadle.core.errors import ToolError
 
 Measure = Literal["clip", "efficientnet-lite0"]
 ENGINE, WEIGHTS = "serve", "similarity"
-"""Engines: the one that has torch and CLIP's code, and the one with the embedded network."""
+"""Engines: the one that has torch and CLIP's code, and the one that has EfficientNet-Lite0."""
 _PROGRAM = "treadle.environments.scorers.similarity.program"
 _START_S = 600.0
 _MAX_LINE_BYTES = 64 << 20
@@ -54,7 +54,10 @@ class Embedder:
 
 @contextlib.asynccontextmanager
 async def open_embedder(measure: Measure, model: str, *, crops: bool) -> AsyncIterator[Embedder]:
-    """Run the program for the duration of the block. Raises EngineError, also if an engine is not installed."""
+    """Run the program that embeds pictures for the duration of the block.
+
+    Raises EngineError if an engine that it needs is not installed, or the program does not start.
+    """
     python = python_of(ENGINE)
     paths = [str(own_code()), *([_packages()] if measure == "efficientnet-lite0" else [])]
     environ = engine_environ({"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"})
@@ -76,7 +79,7 @@ async def open_embedder(measure: Measure, model: str, *, crops: bool) -> AsyncIt
 
 
 def _packages() -> str:
-    """Return the folder with the packages of the embedded network. Raises EngineError if they are not installed."""
+    """Return the folder with the packages of EfficientNet-Lite0. Raises EngineError if they are not installed."""
     python_of(WEIGHTS)
     (folder,) = environment_path(WEIGHTS).glob("lib/python3*/site-packages")
     return str(folder)
