@@ -117,7 +117,7 @@ class Answer:
 
     @property
     def is_answered(self) -> bool:
-        """True if the rollout ended with an answer or has a candidate for one; else it is always scored as wrong."""
+        """True if the rollout ended with an answer, or if a candidate answer is used; else it is scored as wrong."""
         # The outcome is parsed only if it can matter.
         return self.status == ANSWERED or has_given(self.status, self.outcome)
 

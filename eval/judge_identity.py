@@ -49,5 +49,5 @@ def judge_identity(role: RoleSettings | None, prompts: str, votes: int = 1, trai
 
 
 def choice_digest(role: RoleSettings | None) -> str:
-    """Return the digest of the prompts and views of choices among attempts; empty without a model."""
+    """Return the digest of the prompts for choices and of the rules for showing attempts; empty without a model."""
     return "" if role is None else choice_judge_digest()

@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 _UNREACHABLE_PAUSE_S = 1.0
 """Seconds for which an endpoint that could not be reached is used last."""
 _PROMPT_ANSWER_S = 0.5
-"""Seconds within which a service answers GET /info if it was not frozen just before; an answer to a search shows for
-as long that it is alive."""
+"""Seconds within which a service answers GET /info, unless it was frozen just before. A service that answered another
+search less than this ago counts as alive without a request."""
 _NO_ANSWER_KINDS = frozenset({"connect", "timeout"})
 _CONNECTION_KINDS = frozenset({"connect", "reset"})
 _FINAL_KINDS = frozenset({"refused", "malformed"})

@@ -73,7 +73,7 @@ class Desk:
         return None if found is None else list(found.values())
 
     def see(self, record: Record) -> None:
-        """Take in a call or a result; anything odd in it changes nothing."""
+        """Update the accounts and orders from a call or a result; what is malformed in it is ignored."""
         try:
             self._see(record)
         except (KeyError, TypeError, ValueError, AttributeError):
