@@ -19,7 +19,8 @@ from treadle.core.errors import EngineError
 _WATCH_S = 1.0
 _MISSES = 3
 _held: set[CompanionSettings] = set()
-"""Companions that a block of this process holds: a flow that a command calls does not start them again."""
+"""Companions that a block of this process is running: a block inside it, as of a flow that a command calls, does not
+start them again."""
 
 
 @contextlib.contextmanager

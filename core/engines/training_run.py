@@ -293,7 +293,7 @@ class LossTrainingRun(TrainingRun[T_Step]):
     model_key: ClassVar[str]
     """Key of the base model, such as `sft.model`."""
     learned_from: ClassVar[str]
-    """Part of the rows that is learned, in advice, such as `the rows' targets`."""
+    """What the training learns from the rows, for advice in an error: `the rows' targets`, for example."""
 
     folder: ConfiguredFolder
     config_text: str

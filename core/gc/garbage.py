@@ -89,7 +89,7 @@ class CollectionPlan:
     notes: list[str] = field(default_factory=list)
     num_artifacts_kept: int = 0
     bytes_kept: int = 0
-    """Size of these artifacts."""
+    """Size of the artifacts that are kept."""
     num_recent: int = 0
     """Number of items that would be garbage if they were older."""
     bytes_recent: int = 0

@@ -21,7 +21,8 @@ DECAY_PER_ANSWER = 0.25
 """Share of a refusal that each answer cancels: one refusal in five or fewer never adds up."""
 FIRST_HOLD_ROUNDS = 2
 MAX_HOLD_ROUNDS = 32
-"""Rounds of answers before one more request is tried, at first and at most. Each refused try doubles their number."""
+"""Rounds of answers before one more request is tried: `FIRST_HOLD_ROUNDS` at first. Each refused try doubles their
+number, up to `MAX_HOLD_ROUNDS`."""
 _TRIAL_ROUNDS = 2
 SLOWER = 2.0
 """Multiple of the best mean latency above which half the limit is tried."""
@@ -32,7 +33,8 @@ MIN_ANSWERS = 64
 RATES_AT_PLATEAU = 16
 """Measurements at a lowered ceiling before twice as many requests are tried: the server may have become faster."""
 _FIRST_SHARE = 0.9
-"""Share of the requests sent before the first answer that determine the best latency; the rest may have failed."""
+"""Share of the limit: the mean latency of this many answers is the first best latency. Only answers to requests that
+were sent before the first answer count, and some of these requests may have failed."""
 
 
 class InFlightLimit:

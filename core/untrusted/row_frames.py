@@ -9,8 +9,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 SCHEMA, BATCH, ROW, PROBLEM, END = b"S", b"B", b"R", b"P", b"E"
-"""Arrow schema; record batch; JSON with the reason, detail and first bytes of an unreadable row; one line that says why
-the rest cannot be read; nothing further follows."""
+"""Kinds of frames, by content: an Arrow schema; a record batch; JSON with the reason, detail and first bytes of an
+unreadable row; a line on why the rest of the file cannot be read; nothing, at the end of all rows."""
 MAX_FRAME_BYTES = 128 * 2**20
 MAX_BATCH_COST = 64 * 2**20
 """Maximum bytes of a batch, as `cost` computes them; a batch of a single row may also take this many."""
