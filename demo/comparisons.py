@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SLOTS = "abc"
-"""Names of the compared entities in a wording."""
+"""Placeholders in a wording, one letter for each compared entity."""
 
 
 @dataclass(frozen=True, slots=True)

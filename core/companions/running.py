@@ -61,7 +61,7 @@ class _Used:
 
 
 class _Companions:
-    """Companions of a block."""
+    """The companions of a block of code: its child processes, and programs that were running already."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify

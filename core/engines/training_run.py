@@ -135,13 +135,13 @@ class TrainingRun(ABC, Generic[T_Step]):
     events: EventLog[T_Step]
     listener: TrainingListener[T_Step]
     step_unit: str = "steps"
-    """What is counted, in the message at the start of the training."""
+    """Name of the counted steps in the message at the start of the training."""
     resume: Path | None = None
     """State from which the process `train` resumes."""
 
     @abstractmethod
     def _store_config(self) -> bool:
-        """Write the configuration to the folder; return whether the engine has accepted exactly this one before."""
+        """Write the configuration to the folder; return whether the engine has accepted an equal one before."""
 
     @abstractmethod
     def _job(self, command: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class TrainingRun(ABC, Generic[T_Step]):
         return self.engine.environ(command, training_environ(self.engine, self.folder, self.options))
 
     def _is_finished(self) -> bool:
-        """Return whether everything is done."""
+        """Return whether nothing of the training is left to do: the model is written."""
         return self.folder.model.is_dir()
 
     def run(self) -> None:

@@ -144,7 +144,7 @@ class _Scan:
         self._needs: dict[tuple[str, str], Needs | None] = {}
 
     def at(self, files: Iterable[StoredFile]) -> None:
-        """Group files by the item that they belong to, and judge each item."""
+        """Group files by the item that they belong to, and add each item that is garbage to the plan."""
         groups: defaultdict[tuple[What, str], _GroupTotals] = defaultdict(_GroupTotals)
         runs: defaultdict[str, _GroupTotals] = defaultdict(_GroupTotals)
         for seen in files:
@@ -250,7 +250,7 @@ def _group_of(key: str) -> tuple[What, str] | None:
 
 
 def _outermost(key: str) -> str:
-    """Return the key up to its first temporary part."""
+    """Return the key up to its first part that is the name of a temporary file or folder."""
     parts = key.split("/")
     first = next(index for index, part in enumerate(parts) if _TEMPORARY.fullmatch(part))
     return "/".join(parts[: first + 1])

@@ -14,7 +14,8 @@ from __future__ import annotations
 START = 64
 """Limit at first, if the cap allows it."""
 FIRST_GROWTH = 3
-"""Increase per answer at the limit (fourfold per round of answers) until it is first lowered; 1 from then on."""
+"""Number by which each answer at the limit raises it (fourfold per round of answers), until the limit is first lowered;
+1 from then on."""
 EVIDENCE = 4.0
 """Number of refusals in a row that show a limit."""
 DECAY_PER_ANSWER = 0.25
@@ -82,7 +83,7 @@ class InFlightLimit:
         self.value = min(most, self.value + (1 if self._trying else self._growth))
 
     def refused(self, others: int) -> bool:
-        """Record that the server asked to slow down while it held `others` more requests.
+        """Record that the server refused a request and asked to slow down; `others`: other requests that it held then.
 
         Return whether it refuses everything, whatever the load: then only waiting helps.
         """

@@ -62,7 +62,7 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def parts_of(array: pa.Array) -> list[pa.Array]:
-    """Return the arrays directly within an array, as far as its slice reaches; list items of nulls included."""
+    """Return the arrays directly within an array, limited to its slice; they include items of lists that are null."""
     kind = array.type
     if pa.types.is_struct(kind):
         return [array.field(place) for place in range(kind.num_fields)]

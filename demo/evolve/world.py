@@ -20,7 +20,8 @@ INSTRUCTIONS = (
 )
 """Instructions of the agent; short, because every token of a prompt costs training time in each row on two cores."""
 HELPERS = ("explorer", "solver", "lesson_writer", "lesson_checker")
-"""Models that a companion serves instead of the run, because training needs that companion too, to label steps."""
+"""Models that a tutor serves as a companion (`[[companions]]`) of the run, because training also calls this tutor to
+label steps; the run does not start a server for them."""
 KINDS = ("pay_cheapest", "cover", "cancel_small")
 """Kinds of tasks that a model of 135 million weights can learn; it does not learn to add up amounts."""
 _HOST = "127.0.0.1"
@@ -60,7 +61,7 @@ class LedgerWorld:
 
 
 def ledger_tables(settings: dict[str, Any], service_config: Path, service_port: int, tutor_port: int) -> dict[str, Any]:
-    """Return the tables that name tasks, companions and their addresses."""
+    """Return the configuration tables that define the tasks, the companions, and the models that the tutor serves."""
     service, tutor = (f"http://{_HOST}:{port}" for port in (service_port, tutor_port))
     serve = [str(Path(sys.executable).with_name("treadle")), "environment", "serve", "--config", str(service_config)]
     play = [sys.executable, "-m", "treadle.demo.tutor", "--max-model-len", str(_TUTOR_WINDOW)]

@@ -49,7 +49,7 @@ _CUES: tuple[tuple[Task, str], ...] = (
     ("reflect", r"(?=.*\breflect)"),
     ("thoughts", r"(?=.*\bthoughts\b)(?=.*(?:\bedit|\bshorten|\bcondens|\bfewer words\b))"),
 )
-"""All cues of a task must match; the first matching task is used."""
+"""Tasks, each with a pattern that matches a prompt with all its cues; the first task whose pattern matches is used."""
 
 _BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
 
