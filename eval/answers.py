@@ -58,12 +58,12 @@ class Gold(NamedTuple):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The accepted answers."""
+        """The accepted gold answers."""
         return self.task.answers
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The options."""
+        """The options of a multiple-choice question; empty for other questions."""
         return self.task.choices
 
     @property

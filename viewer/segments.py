@@ -58,7 +58,7 @@ class ShownSegment:
     is_unclosed: bool
     """Whether the closing marker is missing."""
     preview: str
-    """First line, or its beginning."""
+    """First line of the piece's text, cut if it is long."""
     outcome: str
     """Status of a tool call; empty for other pieces, or if unknown."""
     note: str

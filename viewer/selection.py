@@ -21,7 +21,7 @@ FILTERS: Mapping[str, str] = {
 """Filter columns with their headings, in the order of the page."""
 
 SORTS: Mapping[str, str] = {name: name for name in ("score", "turns", "calls", "tokens", "seconds")}
-"""Sort columns with their names."""
+"""Columns by which the list can be sorted, with their names on the page."""
 
 PAGE_ROWS = 50
 _MAX_CHARS = 1000

@@ -387,7 +387,7 @@ def _real_points(names: list[str], chance: random.Random) -> Iterator[dict[str, 
 def _integer_points(names: list[str], chance: random.Random) -> Iterator[dict[str, sympy.Expr]]:
     """Yield whole numbers, for expressions that are real only there, such as powers of -1 and sums up to n.
 
-    The first are 1, 2, 3 and so on for a single name, so that no two expressions of a small period agree by chance.
+    The first variable gets the values 1, 2, 3 and so on, so that periodic expressions do not agree by chance.
     """
     for index in range(MAX_POINTS):
         yield {

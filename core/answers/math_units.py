@@ -23,7 +23,7 @@ class Unit:
     dimensions: Dimensions | None
     factor: Fraction = Fraction(1)
     words: str = ""
-    """The unknown words as written."""
+    """The words as written if they are not a known unit; else empty."""
     endings: frozenset[str] = frozenset()
     """Words that relate the number to its problem: `left` of `8 eggs left`, `more` of `5 more apples`."""
 

@@ -43,7 +43,7 @@ class _List(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     segments: tuple[tuple[int, int], ...]
-    """Numbers, as ranges from first to last."""
+    """Numbers of the segments, as ranges from first to last."""
     num_finished: int
     machine: str
 

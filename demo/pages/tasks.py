@@ -10,7 +10,7 @@ from treadle.demo.pages.design import COLORS, NUM_CARDS, PLACES, SHOPS, Design, 
 from treadle.demo.world_files import write_questions
 
 HELDOUT = "pages-heldout"
-"""Data set of the pages."""
+"""Name of the data set that the tasks belong to, all of which are held out."""
 _SALT = 401
 
 

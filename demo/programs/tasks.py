@@ -20,7 +20,7 @@ from treadle.demo.world_files import write_questions
 TAUGHT, TRAIN, HELDOUT = "programs-taught", "programs-train", "programs-heldout"
 """Data sets: tasks of a tutor's dialogues, other tasks to train on, and held-out tasks for evaluation."""
 NUM_CALLS = 10
-"""Test calls of a task."""
+"""Number of test calls of a task."""
 
 _HELDOUT_THINGS = THINGS[4::5]
 _TRAIN_THINGS = tuple(thing for thing in THINGS if thing not in _HELDOUT_THINGS)

@@ -20,7 +20,7 @@ Role = Literal[
     "page-writer", "page-guesser", "page-human",
 ]  # fmt: skip
 Task = Literal["redundancy", "locate", "analyse", "replace", "reflect", "thoughts"]
-"""Tasks of the data flywheel."""
+"""Tasks that the stages which edit trajectories give to critic and refiner."""
 
 _SUFFIXES: tuple[Role, ...] = (
     "page-writer", "page-guesser", "page-human",

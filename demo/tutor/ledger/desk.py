@@ -16,7 +16,7 @@ _KEYS = (
     {"call"}, {"orders"}, {"error"}, {"submitted"}, {"source", "target"}, {"account", "holder", "balance"},
     {"order", "account", "amount", "status"},
 )  # fmt: skip
-"""Keys by which a call or a result is recognized."""
+"""Sets of keys: a JSON object that has all keys of one set is a call of the ledger's API, or the result of one."""
 _DECODER = json.JSONDecoder()
 
 
