@@ -230,7 +230,10 @@ class ServiceClient:
         return min(self._services, key=lambda address: (address.paused_until > now, address.in_flight))
 
     def _pause_service(self, address: _Service, failure: Failure, pause_s: float) -> float:
-        """Return the seconds to wait before the next attempt; 0 if another endpoint is available."""
+        """Use a service last for a while, after a failure; return the seconds to wait before the next attempt.
+
+        They are 0 if another service is available.
+        """
         now = asyncio.get_running_loop().time()
         address.was_unreachable |= failure.kind in _CONNECTION_KINDS
         pause_s = max(pause_s * self._random.uniform(0.5, 1.0), failure.retry_after_s or 0.0)

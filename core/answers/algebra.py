@@ -35,7 +35,7 @@ DIGITS = 30
 """Digits to which the two sides are evaluated."""
 
 MAX_DIGITS = 100
-"""Digits to which sympy works if digits cancel."""
+"""Maximum number of digits with which sympy computes a value, because digits may cancel."""
 
 DEEP_DIGITS = 4_000
 DEEP_POINT_DIGITS = 700

@@ -16,7 +16,7 @@ from treadle.core.tables import MODEL_FOLDER
 _SMALL_FILE_BYTES = 1 << 20
 """Files of up to this many bytes are hashed completely, of larger ones this many bytes at either end."""
 _LONGEST_WINDOW = 1 << 24
-"""Larger numbers mean no limit: tokenizers without one give numbers such as 10**30."""
+"""Context lengths from this number on mean no limit: tokenizers without a limit give numbers such as 10**30."""
 
 
 def base_model(model: str, checkpoints: tuple[Rows, ...], notify: Notify = quiet, *, key: str) -> Path | str:

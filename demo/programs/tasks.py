@@ -141,7 +141,7 @@ def _numbers(bits: int, salt: int, count: int) -> list[int]:
 
 
 def _lists(number: int, bits: int) -> list[object]:
-    """Return lists of different numbers, so that max, min and sum differ; two are short."""
+    """Return lists of different numbers, so that max, min and sum differ; two lists have less than three numbers."""
     return [[number], _numbers(bits, 2, 2), *(_numbers(bits, salt, 3 + salt % 3) for salt in range(3, NUM_CALLS + 1))]
 
 
