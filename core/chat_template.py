@@ -1,4 +1,4 @@
-"""Compile chat templates, in the environment that they are written for.
+"""Compile chat templates, in the Jinja environment that they are written for.
 
 A template comes with its model and is untrusted code. It runs in a sandbox, without access to files or the clock.
 """
@@ -34,7 +34,7 @@ def compile_template(folder: Path, source: str) -> jinja2.Template:
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """Return the environment that chat templates are written for: block trimming and a few helper functions."""
+    """Return the Jinja environment that chat templates are written for: block trimming and a few helper functions."""
     import jinja2.ext
     import jinja2.nodes
     import jinja2.parser

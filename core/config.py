@@ -39,7 +39,7 @@ T_Section = TypeVar("T_Section", bound="Section")
 
 
 class _Mark(enum.Enum):
-    """Marks of keys, given by the types below."""
+    """Marks of configuration keys; the annotated types below attach them to a key."""
 
     OPERATIONAL = enum.auto()
     GROWING = enum.auto()

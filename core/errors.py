@@ -1,4 +1,4 @@
-"""Define all errors that a user may see, by the boundary they come from.
+"""Define all errors that a user may see, by the part of the system that fails.
 
 Three rules apply. A message explains what happened, with which thing, and what to do about it. `retryable` separates
 failures that may pass (an endpoint that is down) from those that will not (a wrong key). The command line prints a
@@ -113,4 +113,7 @@ class SandboxError(ToolError):
 
 
 class EngineError(TreadleError):
-    """Failure of an engine environment or a child process; the message has the end of its log."""
+    """Failure to install an engine, to fetch a model, or of a program that Treadle runs, such as a model server.
+
+    If that program has a log, the message usually names the log or ends with its last lines.
+    """

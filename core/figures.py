@@ -12,7 +12,7 @@ _NUMBER = r"[-+]?[\d.,]+"
 _INTERVAL = re.compile(
     rf"(?:{_NUMBER} \[{_NUMBER}, {_NUMBER}\]|[A-Za-z0-9@ /]+ \[95 %\]|< [\d.]+)(?: \([\d,]+ open\))?"
 )
-"""Numbers with intervals and their headings, which are no markup."""
+"""Pattern of numbers with intervals, and of headings of such columns; their brackets are not escaped in markdown."""
 
 Cell = str | int
 """Cell of a table: a count as an integer, anything else as the text to show."""

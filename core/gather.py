@@ -38,7 +38,7 @@ class SharedResults(Generic[T_Result]):
     """Results by key, each computed once for all that ask for it, on one event loop; a failure is not kept."""
 
     def __init__(self, most: int) -> None:
-        """Keep at most so many results, the newest ones."""
+        """Create an empty store, which keeps the `most` newest results."""
         self._most = most
         self._tasks: OrderedDict[str, asyncio.Task[T_Result]] = OrderedDict()
 

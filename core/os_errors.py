@@ -57,7 +57,8 @@ def explained(error: OSError) -> str:
     """Return one line about an OSError that no other code has explained, or "" if it is not a file system error.
 
     An error without a file name may come from a socket. It is then explained only if its cause is a full or broken disk
-    (the line names the output), a limit of the process or machine (no place), or a deleted current folder.
+    (the line names the output), a limit of the process or machine (the line names no file), or a deleted current
+    folder.
     """
     if error.errno not in _MEANINGS:
         return ""

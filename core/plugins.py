@@ -41,9 +41,10 @@ def _entry_points(path: tuple[str, ...]) -> Any:
 
 
 def find_code_file(name: str, known: object) -> Path | None:
-    """Return the file in a name such as `my_envs.py:Guess`: the known one, or the one next to the configuration.
+    """Return the file in a name such as `my_envs.py:Guess`; None for names of other forms.
 
-    Returns None for names of other forms. Raises ValueError if there is no such file.
+    It is `known` if that is given (`code_file`), else the file in the current folder or next to the configuration.
+    Raises ValueError if there is no such file.
     """
     place, colon, _ = name.rpartition(":")
     if not colon or not place.endswith(".py"):

@@ -98,10 +98,11 @@ STRINGS = pa.list_(pa.string())
 PARTS = pa.list_(
     pa.struct([pa.field("name", pa.string(), nullable=False), pa.field("value", pa.float64(), nullable=False)])
 )
-"""Named parts of a score, a reward or a grade, sorted by name; see `part_items`. No table lists their names."""
+"""Type of a column with the named parts of a score, a reward or a grade, sorted by name; see `part_items`. The names
+are open: no table declares them."""
 
 PARTS_OBJECT = value_items("name", pa.field("value", pa.float64()))
-"""Parsed type of a JSON object of such parts."""
+"""Parsed type of a column whose JSON text is an object of named parts of a score, a reward or a grade."""
 
 
 def part_items(parts: Mapping[str, float | None]) -> list[dict[str, Any]]:

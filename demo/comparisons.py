@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SLOTS = "abc"
-"""Names of the compared entities in a wording."""
+"""Placeholders in a wording, one letter for each compared entity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ _WORDS = {
     "employees": ("firms", "number of employees"),
     "depth": ("lakes", "depth"),
 }
-"""Attribute -> plural of its entities, and its name in a question."""
+"""Attribute -> plural noun for the entities that have it, and name of the attribute in a question."""
 
 
 def comparisons() -> Iterator[Comparison]:

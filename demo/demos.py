@@ -31,8 +31,8 @@ class FactsWorld:
 
     Attributes:
         tiers: Questions of the world; see `write_world`.
-        num_questions: Questions to train on.
-        num_heldout: Questions that measure.
+        num_questions: Number of questions to train on.
+        num_heldout: Number of held-out questions, for evaluation.
         environments: Environments that answer the questions, by name; empty for `[environment]`.
     """
 
@@ -71,9 +71,9 @@ class ProgramsWorld:
     """World of programs that a human asks for.
 
     Attributes:
-        num_taught: Tasks whose dialogues the tutor shows.
-        num_train: Other tasks to train on.
-        num_heldout: Tasks that measure.
+        num_taught: Number of tasks on which the tutor has the dialogues that a model is fine-tuned on.
+        num_train: Number of other tasks to train on.
+        num_heldout: Number of held-out tasks, for evaluation.
     """
 
     num_taught: int
@@ -99,7 +99,7 @@ class PagesWorld:
     """World of pages that a human asks for.
 
     Attributes:
-        num_heldout: Tasks that measure.
+        num_heldout: Number of held-out tasks, for evaluation.
     """
 
     num_heldout: int

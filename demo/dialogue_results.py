@@ -58,7 +58,10 @@ def dialogue_figures(dialogues: Mapping[str, Iterable[Sequence[Dialogue]]]) -> F
 
 
 def dialogue_row(label: str, groups: Iterable[Sequence[Dialogue]]) -> tuple[Cell, ...]:
-    """Return label, number of dialogues, share solved with its 95 % interval, mean score (both in %), and messages."""
+    """Return the row of a model: label, dialogues, share solved with its 95 % interval, mean score, mean messages.
+
+    Share and mean score are in per cent; a value that is unknown is `?`.
+    """
     dialogues = [one for group in groups for one in group]
     if not dialogues:
         return label, 0, "?", "?", "?"

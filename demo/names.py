@@ -1,9 +1,9 @@
 """Generate invented names and seeded draws by index, without global state and for any size of the sample world.
 
-A name is onset, vowel, middle cluster, vowel, last group, vowel. Vowels are single letters and the groups between them
-have only consonants, so a name can be parsed in only one way: different digits give different names. The middle
-clusters are rare in real languages, so that the names do not occur on maps. Names end in a, o or u, which English
-stemmers leave unchanged.
+A name has three syllables, each of which is one or more consonants and a vowel: Ta-zme-ro. A name can be split into
+its syllables in only one way, so different combinations of syllables give different names. The consonants in the
+middle are pairs that are rare in real languages, so that the names do not occur on maps. Names end in a, o or u, which
+English stemmers leave unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ assert len(_HEADS) * len(_CENTRES) * len(_TAILS) == NUM_NAMES
 
 
 def mix(seed: int, index: int, salt: int) -> int:
-    """Return 64 pseudo-random bits that depend only on the three integers (splitmix64 finalizer)."""
+    """Return 64 pseudo-random bits that depend only on the three integers.
+
+    The integers are combined linearly and hashed by the finalizer of splitmix64; different `salt` values give
+    independent draws for the same seed and index.
+    """
     x = (
         seed * 0x9E3779B97F4A7C15 + index * 0xD1342543DE82EF95 + salt * 0xA24BAED4963EE407 + 0x632BE59BD9B4E019
     ) & _MASK
@@ -35,8 +39,9 @@ def mix(seed: int, index: int, salt: int) -> int:
 def name_parts(seed: int, index: int) -> tuple[str, str, str]:
     """Return the three syllables of the `index`-th name of a world, 0 <= index < NUM_NAMES.
 
-    A Feistel-like walk over (index // 1000, index % 1000) permutes the indices, so that names are unique by
-    construction and neighbours have nothing in common. Raises ValueError for an index out of range.
+    Different indices give different names, and names of consecutive indices do not resemble each other. For this, a
+    permutation that depends on the seed (a Feistel network over index // 1000 and index % 1000) maps the index to the
+    number of a combination of syllables. Raises ValueError for an index out of range.
     """
     if not 0 <= index < NUM_NAMES:
         raise ValueError(f"index {index} is outside 0..{NUM_NAMES - 1}")

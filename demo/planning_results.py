@@ -21,7 +21,7 @@ from treadle.report.comparison import Comparison, Pairs, compare_pairs
 from treadle.stages.report import telemetry_rows
 
 SEQUENTIAL, PARALLEL = "sequential", "parallel"
-"""Environments of the demo."""
+"""Names of the environments that the demo compares: one call after the other, and several at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,10 @@ def counts_by_model(run: Run, models: Iterable[str], iteration: int = 1) -> dict
 
 
 def outcome(run: Run, models: Iterable[str]) -> Figures:
-    """Return a table with one row per model and iteration: the figures by which the last report represents them."""
+    """Return a table with one row per model and iteration, with figures from the report of the last iteration.
+
+    They are those of the report's main line on the model (see `main_line`): an average, or its only data set.
+    """
     report = max(
         (record for record in run.records() if record.stage == "report"),
         key=lambda record: Address.parse(record.address).iteration,

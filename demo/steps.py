@@ -112,7 +112,7 @@ class DemoSteps:
     def __init__(
         self, instances: Sequence[Instance], run: Run, *, timed: bool, steps: Mapping[str, DemoStep] = STEPS
     ) -> None:
-        """Set up without starting; `timed`: whether the usual times hold for the configured sizes."""
+        """Prepare the progress of these instances; `timed`: whether the usual times hold for the configured sizes."""
         self._instances, self._run, self._timed, self._steps = instances, run, timed, steps
         self._explained = [item.address for item in instances if step_of(item.address, steps).words]
         self._began = 0.0

@@ -83,7 +83,7 @@ class Encyclopedia:
         self._heldout_blocks = self._blocks // _HELDOUT_EVERY
 
     def kind(self, index: int) -> EntityKind:
-        """Return the kind of an entity; ten neighbours form one block with a fixed mixture."""
+        """Return the kind of an entity; each block of ten consecutive entities has the same kinds in the same order."""
         return _BLOCK[index % len(_BLOCK)]
 
     def split(self, index: int) -> Split:

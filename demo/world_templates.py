@@ -48,7 +48,7 @@ class Template:
     ranges: tuple[tuple[int, int], ...] = ()
 
     def winner(self, values: Sequence[int]) -> int | None:
-        """Return the place of the largest or smallest value of a comparison; None if several share it."""
+        """Return the index of the largest or smallest value, as the comparison asks; None if several share it."""
         best = max(values) if self.combine == "larger" else min(values)
         return values.index(best) if values.count(best) == 1 else None
 

@@ -58,12 +58,12 @@ class Gold(NamedTuple):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The accepted answers."""
+        """The accepted gold answers."""
         return self.task.answers
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The options."""
+        """The options of a multiple-choice question; empty for other questions."""
         return self.task.choices
 
     @property
@@ -117,7 +117,7 @@ class Answer:
 
     @property
     def is_answered(self) -> bool:
-        """True if the rollout ended with an answer or has a candidate for one; else it is always scored as wrong."""
+        """True if the rollout ended with an answer, or if a candidate answer is used; else it is scored as wrong."""
         # The outcome is parsed only if it can matter.
         return self.status == ANSWERED or has_given(self.status, self.outcome)
 

@@ -12,9 +12,9 @@ from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
 
 REDUNDANCY = "redundancy"
-"""Kind of votes on calls."""
+"""Kind of the judgements that are votes on redundant calls; no judge may have this kind."""
 BEST_OF = "best_of"
-"""Kind of choices among attempts; the other kinds are those of judges."""
+"""Kind of the judgements that are choices among attempts; no judge may have this kind."""
 
 
 def check_judges(judges: Mapping[str, RoleSettings], judge: Judge) -> None:
@@ -49,5 +49,5 @@ def judge_identity(role: RoleSettings | None, prompts: str, votes: int = 1, trai
 
 
 def choice_digest(role: RoleSettings | None) -> str:
-    """Return the digest of the prompts and views of choices among attempts; empty without a model."""
+    """Return the digest of the prompts for choices and of the rules for showing attempts; empty without a model."""
     return "" if role is None else choice_judge_digest()

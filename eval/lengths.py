@@ -35,7 +35,7 @@ def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
 
 
 def agent_text(segments: Iterable[Mapping[str, Any]]) -> str:
-    """Return the text that the agent wrote: everything except results, messages and frames."""
+    """Return the text that the agent wrote: all but tool results, messages, and the template's control tokens."""
     return "".join(segment["text"] for segment in segments if segment["kind"] not in SYSTEM_KINDS)
 
 
@@ -46,7 +46,9 @@ def last_turn(segments: Sequence[Mapping[str, Any]]) -> str:
 
 
 def count_agent_ids(samples: pa.ListArray) -> list[int]:
-    """Return for each rollout of a batch the number of ids that the agent wrote (origin 1 or 2); 0 without ids.
+    """Return for each rollout of a batch the number of token ids of text that the agent wrote; 0 without ids.
+
+    These are the ids whose origin is not 0: sampled ones, and those of its text that was encoded again.
 
     `samples` is the column `samples` of `rollouts`.
     """

@@ -44,7 +44,7 @@ class Figure:
     """Name of another figure: if that figure has no value and some rollouts are undecided, this figure has none
     either."""
     needs: tuple[Literal["calls", "votes"], ...] = ()
-    """Requirements of the figure: it is meaningful only if a model's rollouts have at least one of each."""
+    """What the figure needs, tool calls or votes: without any in a model's rollouts, the figure is meaningless."""
     of: Literal["answers", "rewards"] | None = None
     """Data sets that have the figure: those scored by gold answers, or by their environment; None for all."""
     of_calls: bool = False
@@ -98,7 +98,7 @@ def _mean_if_counted(value: Callable[[ScoredRollout], float]) -> Term:
 
 
 def _mean_by_score(value: Callable[[ScoredRollout, float], float]) -> Term:
-    """Build a term computed from P; rollouts without P are undecided."""
+    """Build a term that is computed from the score P of a rollout; rollouts without a score are undecided."""
     return lambda rollout: None if rollout.score is None else (value(rollout, rollout.score), 1.0)
 
 
@@ -260,10 +260,10 @@ verdict if the figure does not need one."""
 
 
 JUDGED = "judge:"
-"""Prefix of the figures of one number that a judge declares, followed by its name."""
+"""Prefix of the names of figures for numbers that judges give; the name of the number follows."""
 
 CALLS_OF, SUCCESS_OF = "calls:", "call_success:"
-"""Prefixes of the figures of one tool, followed by its name."""
+"""Prefixes of the names of figures for a single tool; the name of the tool follows."""
 
 
 def _calls_of(tool: str) -> Figure:
@@ -279,11 +279,12 @@ def _success_of(tool: str) -> Figure:
 
 
 PART = "part:"
-"""Prefix of the figures of parts that a scorer of users declares; those of the shipped scorers have none."""
+"""Prefix of the names of figures for parts of a score that a user's scorer declares; the name of the part follows.
+Figures for parts of shipped scorers have no prefix."""
 
 
 def _mean_of_part(name: str) -> Term:
-    """Build a term of a part, in which rollouts of scorers without it do not count."""
+    """Build the term of a figure for this part of a score; rollouts whose score has no such part do not count."""
 
     def term(rollout: ScoredRollout) -> tuple[float, float]:
         value = rollout.part(name)
@@ -307,7 +308,7 @@ PARTS: Mapping[str, Figure] = MappingProxyType(
 """Figures of the parts that the shipped scorers declare, in their order; they follow the main figures."""
 
 PLANNING = "planning:"
-"""Prefix of the figures of planning agents; environments of users may have parts of the same names."""
+"""Prefix of the names of figures of planning agents, because a user's environment may have parts of the same names."""
 
 
 def _part_of_planning(name: str) -> Figure:

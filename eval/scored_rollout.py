@@ -95,7 +95,7 @@ class ScoredRollout:
     sample_index: int = 0
     """Number of the rollout among those of its question, from 0."""
     answer: int = 0
-    """Digest of the normalised answer: equal answers have equal ones."""
+    """Digest of the normalised answer, so that equal answers have equal digests."""
     cost: float | None = None
     """Cost of the rollout in the currency of the prices; None without prices."""
     votes: Votes | None = None
@@ -105,7 +105,7 @@ class ScoredRollout:
     judge_verdicts: tuple[tuple[str, bool | None], ...] = ()
     """Judges asked about the answer, by name, with their verdicts; None if the reply cannot be parsed."""
     judge_parts: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that the judges declare, the mean over the judges of each."""
+    """Name of a number that judges give -> its mean over the judges that gave it."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> ScoredRollout:

@@ -1,7 +1,7 @@
 """Compare two models on the same questions: difference, interval, p-value, and questions that were gained or lost.
 
-Documented in docs/behaviour/metrics.md. Pairing by question removes the variance due to question difficulty, which two
-separate intervals keep. Results do not depend on the order of rollouts.
+Documented in docs/behaviour/metrics.md. Pairing by question removes the variance due to question difficulty, which
+widens the intervals of two separate means. Results do not depend on the order of rollouts.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ Row = dict[str, Any]
 def model_pairs(models: Sequence[str]) -> list[tuple[str, str]]:
     """Return the pairs of models to compare, in order.
 
-    Up to three models, these are all pairs; of more, the first model with each other one, and neighbours.
+    Up to three models, these are all pairs. For more models, they are the first model with each other one, and each two
+    consecutive models.
     """
     if len(models) <= _MAX_PAIRED:
         return list(combinations(models, 2))
@@ -55,7 +56,7 @@ class ModelRollouts:
     rollouts: Mapping[str, Sequence[ScoredRollout]]
     """Data set -> rollouts of the model."""
     areas: Mapping[str, str]
-    """Data set -> its area."""
+    """Data set -> its area: `math`, `knowledge` or `mixed`."""
 
     @classmethod
     def of(cls, model: str, rollouts: Iterable[ScoredRollout], areas: Mapping[str, str]) -> ModelRollouts:

@@ -47,7 +47,8 @@ _DIFFERENT_DATASETS = "The averages cover different data sets, so they do not sh
 def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, width: int | None = None) -> Table:
     """Return a table of the summary. Names are shown as plain text, not markup, and are never truncated.
 
-    Below MIN_FULL_WIDTH characters, models become headings, the interval of P is left out and numbers are shorter.
+    Below MIN_FULL_WIDTH characters, models become headings, the interval of the score P is left out and numbers are
+    shorter.
     """
     given = summary_lines(rows)
     if width is None or width >= MIN_FULL_WIDTH:

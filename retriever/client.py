@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 _UNREACHABLE_PAUSE_S = 1.0
 """Seconds for which an endpoint that could not be reached is used last."""
 _PROMPT_ANSWER_S = 0.5
-"""Seconds within which a service answers GET /info if it was not frozen just before; an answer to a search shows for
-as long that it is alive."""
+"""Seconds within which a service answers GET /info, unless it was frozen just before. A service that answered another
+search less than this ago counts as alive without a request."""
 _NO_ANSWER_KINDS = frozenset({"connect", "timeout"})
 _CONNECTION_KINDS = frozenset({"connect", "reset"})
 _FINAL_KINDS = frozenset({"refused", "malformed"})
@@ -230,7 +230,10 @@ class ServiceClient:
         return min(self._services, key=lambda address: (address.paused_until > now, address.in_flight))
 
     def _pause_service(self, address: _Service, failure: Failure, pause_s: float) -> float:
-        """Return the seconds to wait before the next attempt; 0 if another endpoint is available."""
+        """Use a service last for a while, after a failure; return the seconds to wait before the next attempt.
+
+        They are 0 if another service is available.
+        """
         now = asyncio.get_running_loop().time()
         address.was_unreachable |= failure.kind in _CONNECTION_KINDS
         pause_s = max(pause_s * self._random.uniform(0.5, 1.0), failure.retry_after_s or 0.0)

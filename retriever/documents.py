@@ -21,7 +21,7 @@ _PROGRESS_EVERY = 10_000
 def write_documents(
     folder: Path, documents: Iterable[Document], on_progress: Callable[[int], None] | None = None
 ) -> Iterator[Document]:
-    """Write documents as they pass through, in bounded memory; the files are complete after the last document."""
+    """Write each document and yield it again, in bounded memory; the files are complete after the last document."""
     position = number = 0
     with (folder / LINES).open("wb") as lines, (folder / OFFSETS).open("wb") as offsets:
         array("q", [0]).tofile(offsets)

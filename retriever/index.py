@@ -35,12 +35,12 @@ class IndexInfo:
     """The description of an index, as `GET /info` of a service shows it."""
 
     engine: str
-    """bm25, dense or hybrid."""
+    """How the index ranks: `bm25`, `dense` or `hybrid`."""
     fingerprint: str
     """Hex digest of everything that determines the index's answers; usable as a key of result caches."""
     num_documents: int
     num_bytes: int
-    """Size of all its files."""
+    """Size of all files of the index in bytes."""
     encoder: str | None = None
     dimension: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)

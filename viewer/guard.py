@@ -32,7 +32,8 @@ _HEADERS = [
 class Guard:
     """Middleware around `OriginGuard` that adds security headers to every response, also to refusals.
 
-    Other web pages cannot read, frame or include the viewer. They also cannot make it search and learn from the timing.
+    Other web pages cannot read, frame or include the viewer. They also cannot make it run a search, the duration of
+    which would reveal whether a text occurs.
     """
 
     def __init__(self, app: ASGIApp) -> None:

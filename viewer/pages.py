@@ -228,7 +228,7 @@ def _page_numbers(page: int, num_pages: int) -> list[int]:
 
 
 def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
-    """Return names and values, the most important ones first."""
+    """Return the names and values that the page of a trajectory lists, the most important ones first."""
     facts, row = one.facts, one.row
     found: list[tuple[str, Any]] = [
         ("ended", facts["status"].replace("_", " ") + (", truncated" if row.get("truncated") else "")),
@@ -267,7 +267,7 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
 
 
 def _addresses(snapshot: Snapshot, one: LoadedTrajectory) -> dict[str, str]:
-    """Map keys of the web entries that the trajectory used to their URLs."""
+    """Map the keys of web pages that the trajectory's calls used to the URLs of these pages."""
     keys = [key for call in one.calls for key in call.get("sources", ())]
     if not keys:
         return {}

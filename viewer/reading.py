@@ -40,15 +40,15 @@ class LoadedTrajectory:
     """A stored trajectory, joined with the other tables that refer to it."""
 
     number: int
-    """Row number in the index."""
+    """Row number of the trajectory in the viewer's `Index`."""
     kind: str
     """Name of the table that holds it."""
     environment: str
-    """Type of its environment."""
+    """Type of the trajectory's environment."""
     facts: dict[str, Any]
-    """Row of `FACTS`."""
+    """The trajectory's row in the table `FACTS` of the viewer."""
     row: dict[str, Any]
-    """Columns of its table, without the samples."""
+    """The trajectory's row in the stored table, without the column `samples`."""
     samples: Sequence[Mapping[str, Any]]
     """Its samples, each with `turn_starts`; empty for `rl_rollouts`."""
     segments: list[dict[str, Any]]
@@ -60,9 +60,9 @@ class LoadedTrajectory:
     hides: bool
     """Whether its task has information that is hidden from the agent."""
     score: dict[str, Any] | None
-    """Row of `scores`."""
+    """The trajectory's row in the stored table `scores`; None if it has none."""
     sft_row: dict[str, Any] | None
-    """Fine-tuning row made from it."""
+    """Fine-tuning row that was made from the trajectory; None if there is none."""
     problems: list[str]
     """Error messages of related data that cannot be read."""
     judgements: Sequence[Mapping[str, Any]] = ()

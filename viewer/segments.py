@@ -32,7 +32,7 @@ _MAX_NAME_CHARS = 64
 _MARKERS: Mapping[str, tuple[str, ...]] = {REASONING: ("think",), RESULT: (RESULT, "observation", "information")}
 """Kind -> words that its markers may have, if these differ from the kind."""
 _OF_A_BATCH = re.compile(r"(t\d+\.call_.+_\d+)_\d+")
-"""Id of one query of a tag that holds several; group 1 is the id of the tag."""
+"""Pattern of the id of one query, in a call tag that holds several queries; group 1 is the id of the tag."""
 
 SegmentRow = Mapping[str, Any]
 """Dict with kind, text, start and end. The last two index token ids, and are equal if there are none."""
@@ -58,7 +58,7 @@ class ShownSegment:
     is_unclosed: bool
     """Whether the closing marker is missing."""
     preview: str
-    """First line, or its beginning."""
+    """First line of the piece's text, cut if it is long."""
     outcome: str
     """Status of a tool call; empty for other pieces, or if unknown."""
     note: str

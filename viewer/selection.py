@@ -21,7 +21,7 @@ FILTERS: Mapping[str, str] = {
 """Filter columns with their headings, in the order of the page."""
 
 SORTS: Mapping[str, str] = {name: name for name in ("score", "turns", "calls", "tokens", "seconds")}
-"""Sort columns with their names."""
+"""Columns by which the list can be sorted, with their names on the page."""
 
 PAGE_ROWS = 50
 _MAX_CHARS = 1000
@@ -30,7 +30,7 @@ _MAX_VALUES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A query for trajectories. The page does not affect which rows are selected, so all pages are equal."""
+    """A query for trajectories. Queries that differ only in `page` select the same rows, and compare as equal."""
 
     filters: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Column -> accepted values. Columns without values are left out."""

@@ -148,7 +148,7 @@ def _made_by_agent(table: pa.Table) -> dict[str, Any]:
 
 
 def _tool_names(tools: pa.ChunkedArray) -> pa.ListArray:
-    """Return the names in the column `tools`."""
+    """Return for each row of the column `tools` the list of tool names in it."""
     column = tools.combine_chunks()
     return pa.ListArray.from_arrays(column.offsets, column.values.field("tool"))
 

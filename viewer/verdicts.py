@@ -29,7 +29,7 @@ class JudgeReply(NamedTuple):
     grade: float | None = None
     """Grade, of a judge that gives grades."""
     parts: Mapping[str, float] = {}
-    """Numbers of the judge, by name."""
+    """Further numbers that the judge gave in its reply, by name."""
 
 
 class ShownVotes(NamedTuple):

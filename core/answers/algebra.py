@@ -2,9 +2,10 @@
 
 Expressions are parsed by latex2sympy2-extended. Two expressions are equal if they have the same value wherever both
 are defined. Values are compared at random points: exactly if they are rational, else by their difference, which is
-evaluated with growing precision until a digit is found. If there are too few points, sympy simplifies the difference.
-Other objects, such as sets, and equations whose sides do not decide are compared by math-verify. A
-comparison that cannot be decided raises an exception; it is never reported as unequal.
+evaluated with growing precision until its first digits are certain. If there are too few points, sympy simplifies the
+difference. Two equations are equal if the differences of their sides have a constant ratio; if the ratio varies or is
+unknown, math-verify compares them. It also compares other objects, such as sets. A comparison that cannot be decided
+raises an exception; it is never reported as unequal.
 """
 
 from __future__ import annotations
@@ -34,21 +35,23 @@ DIGITS = 30
 """Digits to which the two sides are evaluated."""
 
 MAX_DIGITS = 100
-"""Digits to which sympy works if digits cancel."""
+"""Maximum number of digits with which sympy computes a value, because digits may cancel."""
 
 DEEP_DIGITS = 4_000
 DEEP_POINT_DIGITS = 700
 SHALLOW_DEEP_DIGITS = 300
 MAX_DEEP_DIGITS = 20_000
-"""Digits to which a difference is evaluated once before it counts as zero: without letters, with letters, with
-functions that are no elementary ones. The digits of the values themselves are added."""
+"""Digits to which a difference is evaluated once before it counts as zero: `DEEP_DIGITS` without variables,
+`DEEP_POINT_DIGITS` with variables, `SHALLOW_DEEP_DIGITS` with functions that are not elementary. The number of digits
+of the values is added, up to `MAX_DEEP_DIGITS` in total."""
 
 MAX_POINT_BITS = 2**16
-"""Most bits of exact values at points, of which there are many."""
+"""Maximum number of bits of an exact value at a point; lower than `MAX_BITS`, because values are computed at many
+points."""
 
 EXACT_TOLERANCE = sympy.Float("1e-20", DIGITS)
 NOISE = sympy.Float("1e-25", DIGITS)
-"""What is left of a zero in which digits cancel."""
+"""Absolute value below which a number may be an exact zero that was computed from digits that cancel."""
 
 DECIMAL_TOLERANCE = sympy.Float("1e-6", DIGITS)
 """Relative difference that is allowed if either side is written with a decimal point, as for plain numbers."""
@@ -384,7 +387,7 @@ def _real_points(names: list[str], chance: random.Random) -> Iterator[dict[str, 
 def _integer_points(names: list[str], chance: random.Random) -> Iterator[dict[str, sympy.Expr]]:
     """Yield whole numbers, for expressions that are real only there, such as powers of -1 and sums up to n.
 
-    The first are 1, 2, 3 and so on for a single name, so that no two expressions of a small period agree by chance.
+    The first variable gets the values 1, 2, 3 and so on, so that periodic expressions do not agree by chance.
     """
     for index in range(MAX_POINTS):
         yield {

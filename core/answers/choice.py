@@ -33,7 +33,8 @@ _LABEL_BEHIND = re.compile(r"\s?[(\[]\s?([A-Za-z])\s?[)\]][\s.]*$")
 _MAX_CHARS = 4_000
 """Longest text that is matched: predictions, answers and options are cut to this before any pattern sees them."""
 _CACHED = 1_024
-"""Texts whose normal forms are cached: the options of a question are compared with every sample's answer."""
+"""Maximum number of texts whose normal forms are cached, because the same options are compared with every rollout's
+answer to a question."""
 
 
 def is_letter(gold: str) -> bool:

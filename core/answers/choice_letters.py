@@ -48,8 +48,8 @@ ANSWER_BEHIND = re.compile(
     re.IGNORECASE,
 )
 CONCLUDED = re.compile(rf"(?:\b{_THEREFORE}[,:]?|\w{{2}}[\"')\]]{{0,2}}[.!;])\s$", re.IGNORECASE)
-"""A conclusion, or the end of a sentence; names the letter behind it if the text ends there. Two characters before the
-full stop keep out initials (`D. C.`)."""
+"""Pattern of a word of conclusion, such as `so`, or of the end of a sentence. A letter right after it is the answer if
+the text ends with that letter. Two characters before the full stop exclude initials (`D. C.`)."""
 ENDS = re.compile(r"[\s.!]*$")
 OPTION_BEFORE = re.compile(rf"(?:\b{_NOUN}|选项|選項|選択肢)\s?[:#]?\s?$", re.IGNORECASE)
 
@@ -99,10 +99,11 @@ CLOSES = re.compile(
 class _Mention:
     letter: str
     strength: int
-    """2: stated as the answer; 1: mentioned as an option, in brackets or by that name; 0: perhaps a word."""
+    """How clearly the text mentions an option: 2 as its answer, 1 in brackets or after a word such as `option`, 0 if
+    the letter may also be a word."""
     is_denied: bool
     is_joined: bool
-    """Whether it is joined with the mention before."""
+    """Whether the letter is joined with the one mentioned before it, as in `B or C`."""
 
 
 def letters_named(text: str) -> set[str]:

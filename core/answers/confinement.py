@@ -46,7 +46,7 @@ ABSENT_MODULES = (
     "lxml",
     "symengine",
 )
-"""Modules that sympy uses if they are installed. No comparison needs them."""
+"""Modules that sympy uses if they are installed. `confine` makes them fail to import, as no comparison needs them."""
 
 _REFUSED_EVENTS = (
     "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "fcntl.", "mmap.", "resource.", "tempfile.",
@@ -54,7 +54,7 @@ _REFUSED_EVENTS = (
     "signal.pthread_kill", "webbrowser.", "winreg.", "cpython.run_",
 )  # fmt: skip
 _NEEDED_EVENTS = frozenset({"os.listdir", "os.scandir"})
-"""Exceptions to the refused events, because imports of modules raise them."""
+"""Audit events that are allowed although `_REFUSED_EVENTS` covers them, because imports of modules raise them."""
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

@@ -22,7 +22,8 @@ ANSWER = "answer"
 CANDIDATE = "suggested_answer"
 """Kind of the segments with an answer that the agent would give if it had to."""
 BY_CANDIDATE = "answered_by_candidate"
-"""Part of an outcome: 1 if the agent gave no answer and its last candidate is used instead, else 0."""
+"""Name of a part of an episode's outcome: 1 if the agent gave no answer and its last candidate is used instead, else 0.
+"""
 
 # Bounded repetitions keep the scan linear on hostile text such as a million backslashes.
 _BRACE = re.compile(r"\\{1,4}(?P<box>boxed|fbox)\s{0,8}\{|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)

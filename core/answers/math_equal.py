@@ -326,7 +326,10 @@ def _hundredth(value: str) -> str:
 
 
 def _is_symbolic(left: str, right: str) -> bool:
-    """Return whether algebra applies: not to words (no products of letters), nor if only one side is an equation."""
+    """Return whether algebra applies to two answers: not if one is a word, nor if only one is an equation.
+
+    Letters that may be a product of variables are not a word.
+    """
     for side in (left, right):
         if not side or r"\text" in side or _APART.search(side):
             return False

@@ -23,7 +23,7 @@ class Unit:
     dimensions: Dimensions | None
     factor: Fraction = Fraction(1)
     words: str = ""
-    """The unknown words as written."""
+    """The words as written if they are not a known unit; else empty."""
     endings: frozenset[str] = frozenset()
     """Words that relate the number to its problem: `left` of `8 eggs left`, `more` of `5 more apples`."""
 
@@ -134,7 +134,7 @@ _CURRENCIES = {
 }
 _RUPEE = Unit((("rupee", 1),))
 _POUNDS = ((("sterling", 1),), (("weight", 1),))
-"""What `pounds` may be."""
+"""Units that `pounds` may mean: money or weight."""
 
 _NUMBER_WORDS = {
     "dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
@@ -161,7 +161,8 @@ _NO_COUNT = frozenset(
     billions trillion trillions dozen dozens gain loss profit deficit surplus increase decrease radical root
     """.split()  # noqa: SIM905 - a list of 150 words in quotes each is hard to read
 )
-"""Words that say more than what is counted: times, directions, fractions, comparisons, statements."""
+"""Words that do not name counted things, so a unit with one of them may not be left out: words for times of day, dates,
+directions, fractions, comparisons and statements."""
 
 _ADJECTIVES = frozenset(
     {"odd", "even", "prime", "composite", "rational", "irrational", "real", "imaginary", "positive", "negative"}

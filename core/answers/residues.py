@@ -20,10 +20,12 @@ MAX_FACTORIAL = 1_000_000
 """Largest factorial whose remainder is computed; it takes about 0.1 s."""
 
 MAX_CHOSEN = 10_000
-"""Most factors of a binomial coefficient of a larger number."""
+"""Largest number of chosen items for which a binomial coefficient is computed as a product of that many factors. With
+more, it is computed from factorials, up to `MAX_FACTORIAL`."""
 
 _MAX_BITS = 2**12
-"""Most bits of an exponent that is computed. Larger ones are at least 64, as `_is_large` needs."""
+"""Maximum number of bits of an exponent that is computed exactly. An exponent with more bits exceeds 64, on which
+`_raised` relies."""
 
 _CHUNK = 64
 

@@ -89,7 +89,7 @@ class KeptCompanion(BaseModel):
     """The program itself; None if it had ended when it was recorded."""
     log: str
     started_at: str
-    """UTC, ISO 8601."""
+    """Time of the start in UTC, ISO 8601."""
 
     def is_alive(self) -> bool:
         """Return whether the companion runs."""

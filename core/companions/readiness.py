@@ -71,7 +71,7 @@ class Readiness:
         self._missing = ""
 
     def is_ready(self) -> bool:
-        """Return whether everything that was configured holds now."""
+        """Return whether the companion meets all configured conditions now: `ready_text` and `ready_url`."""
         if self._text is not None and not self._text.found():
             self._missing = "it did not print ready_text"
         else:

@@ -19,7 +19,8 @@ from treadle.core.errors import EngineError
 _WATCH_S = 1.0
 _MISSES = 3
 _held: set[CompanionSettings] = set()
-"""Companions that a block of this process holds: a flow that a command calls does not start them again."""
+"""Companions that a block of this process is running: a block inside it, as of a flow that a command calls, does not
+start them again."""
 
 
 @contextlib.contextmanager
@@ -60,7 +61,7 @@ class _Used:
 
 
 class _Companions:
-    """Companions of a block."""
+    """The companions of a block of code: its child processes, and programs that were running already."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify

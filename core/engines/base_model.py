@@ -16,7 +16,7 @@ from treadle.core.tables import MODEL_FOLDER
 _SMALL_FILE_BYTES = 1 << 20
 """Files of up to this many bytes are hashed completely, of larger ones this many bytes at either end."""
 _LONGEST_WINDOW = 1 << 24
-"""Larger numbers mean no limit: tokenizers without one give numbers such as 10**30."""
+"""Context lengths from this number on mean no limit: tokenizers without a limit give numbers such as 10**30."""
 
 
 def base_model(model: str, checkpoints: tuple[Rows, ...], notify: Notify = quiet, *, key: str) -> Path | str:
@@ -33,8 +33,9 @@ def base_model(model: str, checkpoints: tuple[Rows, ...], notify: Notify = quiet
 def folder_digest(model: str) -> str:
     """Return a hex digest that identifies the model in a folder; empty if `model` is not a folder.
 
-    It covers the names and sizes of the files, and their bytes, of large files only those at both ends. So a model of
-    15 GB is hashed in a moment, and training a changed one is not mistaken for finished work.
+    It covers the names, sizes and bytes of the files; of a large file only the bytes at its beginning and end. So
+    hashing a model of 15 GB takes only a moment. If the model changes, its digest changes, and a training of it does
+    not count as finished.
     """
     folder = Path(model).expanduser()
     if model == EMBEDDED or not folder.is_dir():

@@ -41,7 +41,8 @@ class Check:
     detail: str
     """One line on what was found."""
     fix: str = ""
-    """One line on what to do about it; empty for `ok`, and for facts about a model server, which name their effects."""
+    """One line on what to do about it; empty for `ok`, and for facts about a model server, whose `detail` also names
+    their consequences."""
 
 
 def core_checks(root: Path) -> list[Check]:

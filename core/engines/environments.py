@@ -114,7 +114,7 @@ def python_of(engine: str, variant: str = "auto") -> Path:
 
 
 def engine_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return environment variables for an engine: ours, without Python paths that would leak, and with our code."""
+    """Return environment variables for an engine: those of this process without Python's, and the path of our code."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     # Make CUDA number GPUs like `nvidia-smi`.
     return {

@@ -45,7 +45,7 @@ _FACTS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "greedy": {"ids": list, "margins": list},
     "error": {"kind": str, "message": str},
 }
-"""Event -> what all kinds of training read from it."""
+"""Kind of event -> the fields that every kind of training reads from it, with their types."""
 
 
 class InvalidEvent(Exception):
@@ -70,7 +70,7 @@ class EventLog(Generic[T_Step]):
         self.last: dict[str, dict[str, Any]] = {}
         """Latest event of each kind; of errors the first one, until a caller removes it from here."""
         self.has_invalid = False
-        """True if an event since the training started from the beginning is invalid, so its steps are not complete."""
+        """True if an event since the training last started from the beginning is invalid; then steps are missing."""
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the events of complete lines added since the last call; skip lines torn by a kill.

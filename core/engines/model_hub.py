@@ -12,7 +12,7 @@ from treadle.core.errors import EngineError
 
 _METADATA_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _FOLDERS = ["*/*"]
-"""Files in subfolders of a repository are for other programs."""
+"""Pattern of files that are not fetched: those in subfolders of a repository, which are for other programs."""
 
 
 def fetch_model(model: str, revision: str, notify: Notify = quiet, *, key: str) -> Path:

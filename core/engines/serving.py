@@ -126,7 +126,7 @@ def vllm_arguments(settings: VllmServer, model: str, name: str, port: int, varia
 
 
 def _guard(settings: VllmServer) -> type[OriginGuard]:
-    """Return the guard of a server; if the user chose its address, its host names are unknown and not checked."""
+    """Return the middleware that refuses requests of other origins; it ignores `Host` if the user set the address."""
     moved = any(part.partition("=")[0] == "--host" for part in settings.extra_args)
     return AnyHostGuard if moved else OriginGuard
 

@@ -144,13 +144,13 @@ class Advice:
     refused: str
     """Start of the message for a refused configuration; the engine's reason follows."""
     memory: str
-    """For a training that ran out of memory."""
+    """Advice if the training ran out of memory."""
     killed: str
-    """For a process that the system killed."""
+    """Advice if the system killed a process."""
     diverged: str = "lower learning_rate, or train in bf16 or fp32 instead of fp16"
-    """For a loss that is not a number."""
+    """Advice if the training diverged: a loss, gradient or weight is not finite."""
     nothing_learned: str = "check learning_rate and which weights are trained"
-    """For weights that did not change."""
+    """Advice if the weights did not change."""
 
 
 def find_machine(engine: TrainingEngine, options: TrainingOptions, num_nodes: int) -> Machine:

@@ -86,7 +86,7 @@ class TrainingEngine(Entry):
                 raise ValueError(f"{key!r} is not passed through: {reason}")
 
     def as_text(self) -> str | None:
-        """Return the type if no other key is set."""
+        """Return the type, as text that represents the engine, if all other keys have their defaults; else None."""
         fields = type(self).model_fields.items()
         is_plain = all(getattr(self, name) == field.get_default() for name, field in fields if name != "type")
         return self.type if is_plain else None

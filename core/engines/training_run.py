@@ -135,13 +135,13 @@ class TrainingRun(ABC, Generic[T_Step]):
     events: EventLog[T_Step]
     listener: TrainingListener[T_Step]
     step_unit: str = "steps"
-    """What is counted, in the message at the start of the training."""
+    """Name of the counted steps in the message at the start of the training."""
     resume: Path | None = None
     """State from which the process `train` resumes."""
 
     @abstractmethod
     def _store_config(self) -> bool:
-        """Write the configuration to the folder; return whether the engine has accepted exactly this one before."""
+        """Write the configuration to the folder; return whether the engine has accepted an equal one before."""
 
     @abstractmethod
     def _job(self, command: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class TrainingRun(ABC, Generic[T_Step]):
         return self.engine.environ(command, training_environ(self.engine, self.folder, self.options))
 
     def _is_finished(self) -> bool:
-        """Return whether everything is done."""
+        """Return whether nothing of the training is left to do: the model is written."""
         return self.folder.model.is_dir()
 
     def run(self) -> None:
@@ -293,7 +293,7 @@ class LossTrainingRun(TrainingRun[T_Step]):
     model_key: ClassVar[str]
     """Key of the base model, such as `sft.model`."""
     learned_from: ClassVar[str]
-    """Part of the rows that is learned, in advice, such as `the rows' targets`."""
+    """What the training learns from the rows, for advice in an error: `the rows' targets`, for example."""
 
     folder: ConfiguredFolder
     config_text: str

@@ -89,7 +89,7 @@ class CollectionPlan:
     notes: list[str] = field(default_factory=list)
     num_artifacts_kept: int = 0
     bytes_kept: int = 0
-    """Size of these artifacts."""
+    """Size of the artifacts that are kept."""
     num_recent: int = 0
     """Number of items that would be garbage if they were older."""
     bytes_recent: int = 0
@@ -144,7 +144,7 @@ class _Scan:
         self._needs: dict[tuple[str, str], Needs | None] = {}
 
     def at(self, files: Iterable[StoredFile]) -> None:
-        """Group files by the item that they belong to, and judge each item."""
+        """Group files by the item that they belong to, and add each item that is garbage to the plan."""
         groups: defaultdict[tuple[What, str], _GroupTotals] = defaultdict(_GroupTotals)
         runs: defaultdict[str, _GroupTotals] = defaultdict(_GroupTotals)
         for seen in files:
@@ -250,7 +250,7 @@ def _group_of(key: str) -> tuple[What, str] | None:
 
 
 def _outermost(key: str) -> str:
-    """Return the key up to its first temporary part."""
+    """Return the key up to its first part that is the name of a temporary file or folder."""
     parts = key.split("/")
     first = next(index for index, part in enumerate(parts) if _TEMPORARY.fullmatch(part))
     return "/".join(parts[: first + 1])

@@ -43,7 +43,7 @@ class _List(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     segments: tuple[tuple[int, int], ...]
-    """Numbers, as ranges from first to last."""
+    """Numbers of the segments, as ranges from first to last."""
     num_finished: int
     machine: str
 
@@ -148,7 +148,7 @@ class JournalUploader:
         """Numbers of the segments that are uploaded and listed."""
 
     def restore(self, *, from_scratch: bool) -> None:
-        """Make the local directory hold exactly the valid segments, and start a list of our own."""
+        """Make the local directory hold exactly the valid segments, and upload the list of this lease holder."""
         sizes = _sizes(self.storage, self._key)
         newest = None if from_scratch else _newest_list(self.storage, self._key, sizes)
         listed = _numbers(newest[1].segments) if newest else set()

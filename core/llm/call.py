@@ -52,7 +52,7 @@ class PoolCall:
     clock: WorkClock = field(default_factory=work_clock)
     """Clock of the work that sends the request."""
     is_hedge: bool = False
-    """Whether it is sent in parallel to another call that is late."""
+    """Whether this is a hedge: a copy of a late call, sent in parallel to it."""
     failures: int = 0
     rate_limited: int = 0
     hedged: int = 0
@@ -75,7 +75,7 @@ class PoolCall:
     hedge_at: float = 0.0
     """Time before which it is not hedged again."""
     hedge_counted: bool = False
-    """Whether its latest hedge counts towards the pool's limit of hedges."""
+    """Whether its latest hedge used some of the pool's budget of hedges."""
     hedge_result: Answer | Failure | None = None
     """Result of a hedge."""
 

@@ -195,7 +195,7 @@ class Endpoint:
 
 
 class Homes:
-    """The endpoints that each session has used. It stays at these, because their caches hold its prompt."""
+    """The endpoints that each session has used. A session stays at these, because their caches hold its prompt."""
 
     def __init__(self) -> None:
         self._homes: OrderedDict[str, list[Endpoint]] = OrderedDict()

@@ -20,9 +20,11 @@ from treadle.core.work_clock import TimeLimit
 FRESH_S = 0.5
 """Seconds for which a response shows that the server is alive."""
 PAUSES_UNTIL_SILENT = 3.0
-"""A probe may take this multiple of the first pause, at least `_MIN_SILENCE_S`..."""
+"""Multiple of the first pause between probes that an answer to a probe may always take, at least `_MIN_SILENCE_S`; see
+`Heartbeat.silence_limit_s`."""
 TIMES_LATENCY = 4.0
-"""...or this multiple of what probes took, at most `_MAX_SILENCE_S`, whichever is longer."""
+"""Multiple of the usual time of recent probes that an answer to a probe may take if that is longer, at most
+`_MAX_SILENCE_S`."""
 _MIN_SILENCE_S = 0.5
 _MAX_SILENCE_S = 60.0
 _PROBE_S = 5.0

@@ -18,7 +18,8 @@ TIMES_P95 = 1.5
 """Multiple of the 95th percentile of recent answer times after which a request is late."""
 MIN_SAMPLES = 8
 SHARE = 0.05
-"""Hedges allowed per answer in the long run, besides one per threshold time; none count if the endpoint is down."""
+"""Hedges that each answer adds to the budget, in addition to one per threshold time. Hedges of requests at an endpoint
+that is down do not use the budget."""
 _MAX_BUDGET = 10.0
 _SAMPLES = 256
 _SAMPLES_PER_UPDATE = 16

@@ -19,10 +19,12 @@ FIXED_VALUES = {"temperature": 1.0, "top_p": 1.0}
 MAX_STOPS = 4
 """Most stop strings that OpenAI's API accepts."""
 WHOLE_TOP_P = "top_p = 1"
-"""Refusal of the value 1 alone (TGI): such a `top_p` is left out, which means the same there."""
+"""Entry of the refused keys for a server that refuses only the value 1 of `top_p` (TGI). A `top_p` of 1 is then left
+out of requests, which means the same."""
 _WHOLE_TOP_P = re.compile(r"\btop_p\b\W+must be\b[^.]*> 0\.0 and < 1\.0")
 SYSTEM = "system messages"
-"""Refusal of the role `system`: such messages are put before the text of the first user message instead."""
+"""Entry of the refused keys for a service that refuses the role `system`: the text of such messages is then put before
+that of the user message after them."""
 _NO_SYSTEM = re.compile(
     # Gemma's template in vLLM and llama.cpp; OpenAI's o1-mini; Gemma at Google.
     r"\bsystem role (?:is )?not supported|\bdoes not support 'system'|\bdeveloper instruction is not enabled"
@@ -43,7 +45,8 @@ _KEYS = frozenset({"model", "messages", "tools", "max_completion_tokens", *_REFU
 """All keys that a request may have."""
 _READ_BYTES = 64 << 10
 _MARKS = re.compile(r"""[{}]|["']messages\\*["']\s*:\s*\[\s*(?=\{)""")
-"""Braces of objects, and the key `messages`, which only a request has."""
+"""Pattern of what shows a copy of a request in an error reply: braces, and the key `messages` with a list of objects,
+which only a request has."""
 
 
 def fit(body: dict[str, Any], refused: Collection[str]) -> None:
@@ -98,8 +101,8 @@ def refused_keys(status: int, data: bytes) -> tuple[str, ...]:
     """Return the keys that an error reply refuses and a request can do without, the least important first.
 
     Other replies give none. If the reply points to keys (`param` of OpenAI's errors, `loc` of pydantic's), only these
-    count, else those that its text names. A request that the reply repeats is ignored. `max_tokens` counts only if the
-    reply also names `max_completion_tokens`.
+    count, else those that its text names. If the reply contains a copy of the request, the keys in it do not count.
+    `max_tokens` counts only if the reply also names `max_completion_tokens`.
     """
     if status not in (400, 422):
         return ()
@@ -122,7 +125,11 @@ def needs_reasoning(status: int, data: bytes) -> bool:
 
 
 def _without_requests(said: str) -> str:
-    """Replace each request that a reply repeats by `null`: in JSON or Python syntax, complete or cut off."""
+    """Replace each copy of the request in an error reply by `null`, because it names keys that are not refused.
+
+    A copy is the innermost object around a key `messages`, in JSON or Python syntax. If its closing brace is missing,
+    because the service cut the reply, it extends to the end of the reply.
+    """
     begun: list[int] = []
     requests: set[int] = set()
     found: list[tuple[int, int]] = []

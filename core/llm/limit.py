@@ -14,14 +14,16 @@ from __future__ import annotations
 START = 64
 """Limit at first, if the cap allows it."""
 FIRST_GROWTH = 3
-"""Increase per answer at the limit (fourfold per round of answers) until it is first lowered; 1 from then on."""
+"""Number by which each answer at the limit raises it (fourfold per round of answers), until the limit is first lowered;
+1 from then on."""
 EVIDENCE = 4.0
 """Number of refusals in a row that show a limit."""
 DECAY_PER_ANSWER = 0.25
 """Share of a refusal that each answer cancels: one refusal in five or fewer never adds up."""
 FIRST_HOLD_ROUNDS = 2
 MAX_HOLD_ROUNDS = 32
-"""Rounds of answers before one more request is tried, at first and at most. Each refused try doubles their number."""
+"""Rounds of answers before one more request is tried: `FIRST_HOLD_ROUNDS` at first. Each refused try doubles their
+number, up to `MAX_HOLD_ROUNDS`."""
 _TRIAL_ROUNDS = 2
 SLOWER = 2.0
 """Multiple of the best mean latency above which half the limit is tried."""
@@ -32,7 +34,8 @@ MIN_ANSWERS = 64
 RATES_AT_PLATEAU = 16
 """Measurements at a lowered ceiling before twice as many requests are tried: the server may have become faster."""
 _FIRST_SHARE = 0.9
-"""Share of the requests sent before the first answer that determine the best latency; the rest may have failed."""
+"""Share of the limit: the mean latency of this many answers is the first best latency. Only answers to requests that
+were sent before the first answer count, and some of these requests may have failed."""
 
 
 class InFlightLimit:
@@ -80,7 +83,7 @@ class InFlightLimit:
         self.value = min(most, self.value + (1 if self._trying else self._growth))
 
     def refused(self, others: int) -> bool:
-        """Record that the server asked to slow down while it held `others` more requests.
+        """Record that the server refused a request and asked to slow down; `others`: other requests that it held then.
 
         Return whether it refuses everything, whatever the load: then only waiting helps.
         """

@@ -331,7 +331,7 @@ class ModelPool:
         return failure
 
     def _note_late(self, call: PoolCall, endpoint: Endpoint) -> None:
-        """Take the endpoint of a late call down if it is silent; find out if it has not answered anything since."""
+        """Take the endpoint of a late call down if it is silent; probe it if it has not responded since the call."""
         if endpoint.heartbeat.silent_since is not None:
             self._note_silence(endpoint)
         elif endpoint.last_alive_at < call.sent_at:  # Else it is alive: some answers just take longer.

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from treadle.core.llm.wire import Answer
 
 KEPT = "kept"
-"""The text ends with the stop string."""
+"""The server ends an answer's text with the stop string."""
 NAMED = "named"
-"""The text ends before the stop string, and the answer names it."""
+"""The server ends an answer's text before the stop string, and names the string in the answer."""
 DROPPED = "dropped"
-"""The text ends before the stop string, and the answer does not name it."""
+"""The server ends an answer's text before the stop string, and does not name the string in the answer."""
 IGNORED = "ignored"
-"""The text continues beyond the stop string."""
+"""The server ignores stop strings: an answer's text continues beyond one."""
 UNKNOWN = "unknown"
-"""The preflight could not determine it."""
+"""The preflight could not determine how the server treats stop strings."""
 
 
 def stop_within(text: str) -> str | None:

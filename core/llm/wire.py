@@ -226,7 +226,7 @@ def parse_chat(data: bytes) -> Answer:
 
 _MISSING = object()
 _CUT = ("length", "max_tokens", "MAX_TOKENS", "content_filter", "SAFETY")
-"""Finish reasons next to which Gemini leaves the content out."""
+"""Finish reasons of answers that may lack a content: Gemini leaves it out then."""
 
 
 def _detailed_reasoning(message: Mapping[str, Any]) -> str:

@@ -66,7 +66,7 @@ def _free_shards(
 def help_instance(
     instance: Instance, run: Run, *, progress: Progress | None = None, watch: LeaseWatch | None = None
 ) -> int:
-    """Work on open shards as long as one is free of living holders; return the number finished by this process.
+    """Work on open shards until living processes hold all of them; return the number that this process finished.
 
     Another process starts the instance and writes its rows with `execute`; it may have ended meanwhile. Raises
     NoOpenShards if the instance is not divided into shards, and whatever its stage raises, in which case the shard

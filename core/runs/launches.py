@@ -31,7 +31,7 @@ class LaunchRecord(StoredRecord):
 
     run_id: str
     started_at: str
-    """UTC, ISO 8601."""
+    """Time of the launch in UTC, ISO 8601."""
     host: str
     pid: int
     folder: str

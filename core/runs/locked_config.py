@@ -17,7 +17,7 @@ from treadle.core.store.roots import open_storage
 _SHOWN_DIFFERENCES = 20
 _CODE = ".code_sha256:"
 ALLOW_CHANGES = "treadle run --allow-changes"
-"""Command that accepts another configuration; notebooks and deployments see it, too."""
+"""Command that accepts a changed configuration, for error messages; notebooks and deployments show them, too."""
 
 
 def create_or_open_run(

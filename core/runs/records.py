@@ -40,7 +40,7 @@ class RunInfo(StoredRecord):
 
     run_id: str
     created_at: str
-    """UTC, ISO 8601."""
+    """Time at which the run was created, in UTC, ISO 8601."""
     seed: int | None
     treadle_version: str
     git: str | None
@@ -131,7 +131,7 @@ class ModelServerStatus(_Record):
     """State of one endpoint of a model that a running stage uses; the counts are those of the attempt."""
 
     model: str
-    """Name in the configuration."""
+    """Name of the model in the configuration."""
     url: str
     health: str
     """`healthy`, `trial` (just back) or `down`."""
@@ -177,7 +177,7 @@ class InstanceStatus(_Record):
     retry_state: InstanceState | None = None
     """State of a later attempt to retry rows with certain statuses that did not complete."""
     retried: tuple[str, ...] = ()
-    """Statuses of those rows."""
+    """Statuses of the rows that the attempt of `retry_state` retries."""
     reused_from: str = ""
     """Address of an earlier iteration with the same result; empty if the result was made here or now exists only
     here."""

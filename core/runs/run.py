@@ -241,7 +241,10 @@ class Run:
         )
 
     def waiting_path(self, address: Address) -> Path:
-        """Return the lock file on this machine whose holder's `doing` names what a stage instance waits for."""
+        """Return the path of a lock file on this machine, which a process holds while the stage instance waits.
+
+        The `doing` of the lock's holder names the GPU that the instance waits for.
+        """
         return self.storage.directory(self.key(f"locks/waiting/{address}.lock"))
 
     def _lock_key(self, address: Address) -> str:

@@ -33,10 +33,10 @@ def work_on_shards(
 ) -> int:
     """Work on open shards, one after the other, while there are any; return the number finished by this process.
 
-    `context_of` makes an undivided context from a journal. If living processes hold all remaining shards, the call
-    returns. With `wait` it waits instead, continues the shards of processes that have ended, and returns when all
-    shards are finished. For `growing` see `open_journal`. `watch` is a watch that has already observed the leases of
-    these shards.
+    `context_of` makes a context for all jobs from the journal of a shard; each such context is then limited to the jobs
+    of the shard. If living processes hold all remaining shards, the call returns. With `wait` it waits instead,
+    continues the shards of processes that have ended, and returns when all shards are finished. For `growing` see
+    `open_journal`. `watch` is a watch that has already observed the leases of these shards.
     """
     watch = watch or watch_leases(shards.storage)
     return _ShardWorker(shards, work, context_of, growing, watch).run(wait, progress)

@@ -49,9 +49,9 @@ class ShardPlan(BaseModel):
     attempt: int
     """Number of the latest attempt, which works again on the jobs that earlier ones left pending."""
     token: int
-    """Fencing token of that attempt."""
+    """Fencing token of the latest attempt."""
     fingerprint: str
-    """Fingerprint of that attempt; another fingerprint may mean other jobs."""
+    """Fingerprint of the latest attempt; another fingerprint may mean other jobs."""
     reuse_results: bool
     """Whether jobs in earlier results count as finished."""
 
@@ -65,7 +65,7 @@ class ShardResult(BaseModel):
     """Fencing token of the shard's lease."""
     attempt: int
     fingerprint: str
-    """Fingerprint of the plan at that time."""
+    """Fingerprint that the plan had when the shard was finished."""
     causes: dict[str, str]
     first: str
     retryable: bool

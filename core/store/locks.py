@@ -43,7 +43,7 @@ class Holder(BaseModel):
     pid: int
     host: str
     started_at: str
-    """UTC, ISO 8601."""
+    """Time at which the holder took the lease, in UTC, ISO 8601."""
     doing: str = ""
     """Purpose of the lease, if it does not follow from the name of the lease."""
     brief: bool = False

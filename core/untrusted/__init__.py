@@ -1,1 +1,1 @@
-"""Read and show what Treadle did not make: confined readers, parsers that refuse, text made safe, secrets kept out."""
+"""Handle data from outside: read files in confined processes, parse text, make text safe to show, detect secrets."""

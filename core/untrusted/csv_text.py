@@ -85,6 +85,6 @@ def _value(cell: str) -> str | list[str] | None:
 
 
 def _delimiter(header: str) -> str:
-    """Return the delimiter that the header has most of, quoted names aside."""
+    """Return the delimiter that occurs most often in the header outside of quotes."""
     bare = "".join(header.split('"')[::2])
     return max(_DELIMITERS, key=bare.count)

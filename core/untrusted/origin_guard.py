@@ -22,7 +22,8 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OCTET = rb"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LOOPBACK_NAME = re.compile(rb"(?:127(?:\." + _OCTET + rb"){3}|localhost|\[::1\])(?::[0-9]{1,5})?")
-"""Any port, because the server may be reached through a tunnel. Other names that resolve here are not accepted."""
+"""Pattern of the accepted `Host` headers. Any port is accepted, because the server may be reached through a tunnel.
+Other names that resolve to this machine are not accepted."""
 
 _POLICY_VIOLATION = 1008
 

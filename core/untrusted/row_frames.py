@@ -9,8 +9,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 SCHEMA, BATCH, ROW, PROBLEM, END = b"S", b"B", b"R", b"P", b"E"
-"""Arrow schema; record batch; JSON with the reason, detail and first bytes of an unreadable row; one line that says why
-the rest cannot be read; nothing further follows."""
+"""Kinds of frames, by content: an Arrow schema; a record batch; JSON with the reason, detail and first bytes of an
+unreadable row; a line on why the rest of the file cannot be read; nothing, at the end of all rows."""
 MAX_FRAME_BYTES = 128 * 2**20
 MAX_BATCH_COST = 64 * 2**20
 """Maximum bytes of a batch, as `cost` computes them; a batch of a single row may also take this many."""
@@ -62,7 +62,7 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def parts_of(array: pa.Array) -> list[pa.Array]:
-    """Return the arrays directly within an array, as far as its slice reaches; list items of nulls included."""
+    """Return the arrays directly within an array, limited to its slice; they include items of lists that are null."""
     kind = array.type
     if pa.types.is_struct(kind):
         return [array.field(place) for place in range(kind.num_fields)]

@@ -100,7 +100,7 @@ def _without_password(url: re.Match[str]) -> str:
 
 
 def _is_placeholder(password: str) -> bool:
-    """Return whether it is a word or a variable, as documentation and templates have in the place of a password."""
+    """Return whether the password in a URL is only a placeholder: a common word or a variable, as in documentation."""
     return password.lower() in _PLACEHOLDERS or password.startswith(("$", "{", "<"))
 
 

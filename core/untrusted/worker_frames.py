@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 
 HEAD = struct.Struct(">cI")
 REQUEST, REPLY, DIED = b"Q", b"J", b"D"
-"""Part of a request; reply in JSON; exit code of the child that the worker had forked for the request."""
+"""Kinds of frames, by content: a part of a request; a reply in JSON; the exit code of the child that the worker forked
+for a request and that ended without a reply."""
 MAX_REPLY_BYTES = 1 << 20
 
 

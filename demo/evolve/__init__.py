@@ -1,1 +1,4 @@
-"""A demo of agents that make their own tasks, remember, and share credit, on the ledger."""
+"""A demo of AgentEvolver in the environment `ledger`: agents make their own tasks and learn from lessons.
+
+A model attributes the credit for a rollout to its steps.
+"""

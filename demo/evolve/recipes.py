@@ -1,4 +1,4 @@
-"""Define the recipe of the demo and the benchmark: fine-tune a start on a tutor's rollouts, then AgentEvolver."""
+"""Define the recipe of the demo and the benchmark: fine-tune a model on a tutor's rollouts, then run AgentEvolver."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _TAUGHT = (
 
 
 def _with_taught_start(recipe: type[Recipe]) -> tuple[Step, ...]:
-    """Return the steps of a recipe, with `_TAUGHT` in place of its first step that fine-tunes."""
+    """Return the steps of a recipe, in which `_TAUGHT` replaces the first step that fine-tunes."""
     place = next(place for place, step in enumerate(recipe.steps) if "sft" in step.stages)
     return (*recipe.steps[:place], *_TAUGHT, *recipe.steps[place + 1 :])
 
 
 class TaughtAgentEvolver(Recipe):
-    """Make tasks by exploring, fine-tune a start on right rollouts of a tutor, and train it by AgentEvolver."""
+    """Make tasks by exploring, fine-tune a model on right rollouts of a tutor, and train this model by AgentEvolver."""
 
     steps: ClassVar[tuple[Step, ...]] = _with_taught_start(AgentEvolver)
     goals: ClassVar[tuple[str, ...]] = AgentEvolver.goals

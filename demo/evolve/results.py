@@ -26,7 +26,7 @@ class HeldOutRollout:
     """One scored rollout of a held-out task.
 
     Attributes:
-        is_solved: Whether all that was asked is done, and nothing else.
+        is_solved: Whether the agent did everything that the task asks for, and nothing else.
         num_turns: Messages of the agent.
     """
 

@@ -13,14 +13,15 @@ from treadle.demo.tutor.settings import MODEL
 from treadle.tasks.planning.toml_lines import toml_lines
 
 SERVED = "served"
-"""Environment of the held-out tasks, which the service holds."""
+"""Name of the environment of the held-out tasks, which runs in the service."""
 INSTRUCTIONS = (
     "You keep a ledger. Write one call per message, as JSON: find_account, list_orders, pay_order, cancel_order, "
     "transfer. Then submit the answer."
 )
-"""Short, since on two cores every token of the prompt costs training time in each row."""
+"""Instructions of the agent; short, because every token of a prompt costs training time in each row on two cores."""
 HELPERS = ("explorer", "solver", "lesson_writer", "lesson_checker")
-"""Models that a companion serves instead of the run, because training needs that companion too, to label steps."""
+"""Models that a tutor serves as a companion (`[[companions]]`) of the run, because training also calls this tutor to
+label steps; the run does not start a server for them."""
 KINDS = ("pay_cheapest", "cover", "cancel_small")
 """Kinds of tasks that a model of 135 million weights can learn; it does not learn to add up amounts."""
 _HOST = "127.0.0.1"
@@ -33,14 +34,14 @@ class LedgerWorld:
     """Tasks of the ledger.
 
     Attributes:
-        num_train: Tasks to train on; a quarter of it is held out.
+        num_train: Number of tasks to train on.
     """
 
     num_train: int
 
     @property
     def num_heldout(self) -> int:
-        """Number of held-out tasks, as the ledger counts them."""
+        """Number of held-out tasks, which the environment `ledger` adds to the training tasks: a quarter of these."""
         return self.num_train // 4
 
     def write(self, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -60,7 +61,7 @@ class LedgerWorld:
 
 
 def ledger_tables(settings: dict[str, Any], service_config: Path, service_port: int, tutor_port: int) -> dict[str, Any]:
-    """Return the tables that name tasks, companions and their addresses."""
+    """Return the configuration tables that define the tasks, the companions, and the models that the tutor serves."""
     service, tutor = (f"http://{_HOST}:{port}" for port in (service_port, tutor_port))
     serve = [str(Path(sys.executable).with_name("treadle")), "environment", "serve", "--config", str(service_config)]
     play = [sys.executable, "-m", "treadle.demo.tutor", "--max-model-len", str(_TUTOR_WINDOW)]

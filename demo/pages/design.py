@@ -28,7 +28,7 @@ COLORS: Mapping[str, tuple[str, str]] = {
 CARD = "d1d5db"
 """Color of cards: Tailwind's gray-300."""
 NUM_CARDS = (2, 3, 4)
-"""Numbers of cards that pages have."""
+"""Possible numbers of cards on a page."""
 
 BAR_HEIGHT, PANEL_HEIGHT, CARD_TOP, CARD_HEIGHT = 64, 240, 336, 240
 """Sizes in pixels: bar and panel fill the width, one below the other; cards begin at `CARD_TOP`."""

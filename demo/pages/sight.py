@@ -23,7 +23,7 @@ from treadle.demo.pages.design import (
 
 _MAX_PIXELS = 16_000_000
 _NEAR = 12
-"""Maximum difference, in each RGB channel, at which a pixel still has a color."""
+"""Maximum difference between a pixel and a color, in each RGB channel, at which the pixel counts as having it."""
 _DARK = 100
 """Brightness below which a pixel belongs to a heading."""
 
@@ -61,7 +61,7 @@ def _pixels(png: bytes) -> Pixels:
 
 
 def _is_near(pixels: Pixels, color: str) -> NDArray[np.bool_]:
-    """Return for each pixel whether it has a color."""
+    """Return for each pixel whether it has this color, up to a difference of `_NEAR`."""
     wanted = np.frombuffer(bytes.fromhex(color), np.uint8).astype(np.int16)
     near: NDArray[np.bool_] = (np.abs(pixels.astype(np.int16) - wanted) <= _NEAR).all(axis=-1)
     return near
@@ -81,6 +81,6 @@ def _place(panel: Pixels) -> Place | None:
 
 
 def _runs(row: Pixels, color: str) -> int:
-    """Return the number of stretches of a color in a row of pixels."""
+    """Return how many separate sequences of pixels in a row have this color."""
     near = np.concatenate([[False], _is_near(row, color)]).astype(np.int8)
     return int((np.diff(near) == 1).sum())

@@ -10,7 +10,7 @@ from treadle.demo.pages.design import COLORS, NUM_CARDS, PLACES, SHOPS, Design, 
 from treadle.demo.world_files import write_questions
 
 HELDOUT = "pages-heldout"
-"""Data set of the pages."""
+"""Name of the data set that the tasks belong to, all of which are held out."""
 _SALT = 401
 
 
@@ -28,7 +28,7 @@ def drawn_design(seed: int, place: int) -> Design:
 def write_pages(folder: Path, *, heldout: int, seed: int = 0) -> Path:
     """Write `questions.jsonl` with the fields `question`, `page`, `split` and `dataset`; return its path.
 
-    Equal parameters give equal bytes. Raises ConfigError unless there are as many tasks as shops, at most, and
+    Equal parameters give equal bytes. Raises ConfigError if `heldout` is below 1 or above the number of shops, and
     StorageError if the folder cannot be written.
     """
     if not 1 <= heldout <= len(SHOPS):

@@ -1,8 +1,9 @@
 """Define the families of programs: what is asked for, the two details that are hidden, and the code that they decide.
 
-A request names a detail without its value, and the other one not at all. The first detail is a number, the second one
-of three options, so that a program for all details cannot be written from the request alone. An option is the name of a
-function that the program calls: a small model learns in minutes to write what it was told.
+A request names the first detail without its value, and does not mention the second one. The first detail is a number,
+the second one of three options, so the right program cannot be written from the request alone. An option is the name
+of a function that the program calls. So the agent only needs to copy what the human reveals, which a small model learns
+in minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ THINGS = (
     "forks", "games", "gates", "gloves", "goats", "hats", "horses", "jars", "keys", "kites", "lamps", "leaves",
     "maps", "masks",
 )  # fmt: skip
-"""What programs are about; the things of the held-out split are those at every fifth place."""
+"""Plural nouns that programs are about; every fifth of them is only used in the held-out split."""
 NUMBERS = range(12, 90)
 """Values of the hidden number: all of two digits, and too many to be guessed."""
 

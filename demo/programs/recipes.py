@@ -1,4 +1,4 @@
-"""Define the recipes of the demo and the benchmark: fine-tune a start on a tutor's dialogues, then SWEET-RL."""
+"""Define the recipes of the demo and the benchmark: fine-tune a model on a tutor's dialogues, then run SWEET-RL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from treadle.stages.recipes.base import Recipe, Step
 from treadle.stages.recipes.sweet import Sweet, SweetBaselines
 
 TUTOR, START = "tutor", "start"
-"""Models: the one whose dialogues are learned, and the one that learns them."""
+"""Names of models: the tutor, whose dialogues are learned, and the model that is fine-tuned on them."""
 
 _TAUGHT = (
     Step(("questions",)),
@@ -23,18 +23,18 @@ _TAUGHT = (
 
 
 def _after_start(recipe: type[Recipe]) -> tuple[Step, ...]:
-    """Return the steps of a recipe from its first rollouts on."""
+    """Return the steps of a recipe, beginning with the first step that makes rollouts."""
     first = next(place for place, step in enumerate(recipe.steps) if "rollouts" in step.stages)
     return recipe.steps[first:]
 
 
 class TaughtSweet(Recipe):
-    """Fine-tune a start on right dialogues of a tutor, then train it by SWEET-RL."""
+    """Fine-tune a model on right dialogues of a tutor, then train this model by SWEET-RL."""
 
     steps: ClassVar[tuple[Step, ...]] = (*_TAUGHT, *_after_start(Sweet))
 
 
 class TaughtSweetBaselines(Recipe):
-    """Fine-tune a start on right dialogues of a tutor, then train it by SWEET-RL and by each baseline."""
+    """Fine-tune a model on right dialogues of a tutor, then train this model by SWEET-RL and by each baseline."""
 
     steps: ClassVar[tuple[Step, ...]] = (*_TAUGHT, *_after_start(SweetBaselines))

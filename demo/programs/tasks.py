@@ -18,9 +18,9 @@ from treadle.demo.world import Split
 from treadle.demo.world_files import write_questions
 
 TAUGHT, TRAIN, HELDOUT = "programs-taught", "programs-train", "programs-heldout"
-"""Data sets: tasks of a tutor's dialogues, other tasks to train on, and tasks that measure."""
+"""Data sets: tasks of a tutor's dialogues, other tasks to train on, and held-out tasks for evaluation."""
 NUM_CALLS = 10
-"""Test calls of a task."""
+"""Number of test calls of a task."""
 
 _HELDOUT_THINGS = THINGS[4::5]
 _TRAIN_THINGS = tuple(thing for thing in THINGS if thing not in _HELDOUT_THINGS)
@@ -86,8 +86,8 @@ def write_programs(folder: Path, *, taught: int, train: int, heldout: int, seed:
         folder: where to write; created if missing. A file of earlier questions there is replaced.
         taught: number of tasks whose dialogues a tutor shows, in the data set `programs-taught`.
         train: number of other tasks to train on, in `programs-train`; with the former at most 1,000.
-        heldout: number of tasks that measure, in `programs-heldout`, at most 1,000; neither their things nor their
-            pairs of hidden details occur in the others.
+        heldout: number of held-out tasks for evaluation, in `programs-heldout`, at most 1,000; neither their things
+            nor their pairs of hidden details occur in the other tasks.
         seed: selects the tasks.
 
     Raises:
@@ -119,7 +119,7 @@ _SALTS: Mapping[Split, int] = {"train": 301, "heldout": 302}
 
 
 def _draw(split: Split, place: int, bits: int) -> Details:
-    """Return the details of a task; `place` selects the family, so that each has as many tasks."""
+    """Return the details of a task; `place`, its number in the split, selects the family, so families alternate."""
     family = tuple(FAMILIES.values())[place % len(FAMILIES)]
     things = _HELDOUT_THINGS if split == "heldout" else _TRAIN_THINGS
     return Details(
@@ -141,7 +141,7 @@ def _numbers(bits: int, salt: int, count: int) -> list[int]:
 
 
 def _lists(number: int, bits: int) -> list[object]:
-    """Return lists of different numbers, so that max, min and sum differ; two are short."""
+    """Return lists of different numbers, so that max, min and sum differ; two lists have less than three numbers."""
     return [[number], _numbers(bits, 2, 2), *(_numbers(bits, salt, 3 + salt % 3) for salt in range(3, NUM_CALLS + 1))]
 
 

@@ -1,8 +1,8 @@
 """Play critic and refiner by rule: find the flaw, explain it, rewrite the step, shorten a thought.
 
 Both derive the right step from the question and the results (`diagnosis`), and reply in the formats of
-datagen/prompts. The noisy persona is careless at a rate: it overlooks a flaw, takes another step, or ignores the
-format.
+datagen/prompts. The noisy persona is careless in a share of its replies: it overlooks the flaw, names another step as
+the flawed one, or ignores the format.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _flaws(question: str, steps: Sequence[Step], draws: Draws) -> Iterator[Flaw]
 
 
 def flaw_at(question: str, steps: Sequence[Step], draws: Draws) -> Flaw:
-    """Return the last step as a flaw: its kind, or `wrong` if it has none."""
+    """Return the last step as a flaw; its kind is `wrong` if the step has no flaw, or only too long a thought."""
     thought, action = right_turn(question, steps[:-1], draws)
     kind = _kind(question, steps[-1], steps[:-1], action)
     return Flaw(steps[-1], kind if kind and kind != "wordy" else "wrong", thought, action)

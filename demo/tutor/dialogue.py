@@ -18,7 +18,7 @@ DialogueRole = Literal["asker", "guesser", "human"]
 
 ANSWER_MARKER = "I WANT TO ANSWER:"
 UNKNOWN = "I do not know."
-"""Reply of the human to anything but a question for a detail."""
+"""Reply of the human to a message that asks for no hidden detail."""
 
 _MAX_TRIES = 2
 _AGENT = re.compile(r"(?im)^(?:agent|assistant)\s*:")
@@ -41,7 +41,7 @@ class KnownDetails:
 
 
 def dialogue_role(conversation: Conversation) -> DialogueRole | None:
-    """Return the role in a dialogue about a program that a prompt asks for; None if it is no such dialogue."""
+    """Return the role that a prompt gives to the model; None if the prompt is not from a dialogue about a program."""
     if ANSWER_MARKER in conversation.system:
         return "asker"
     is_human = _AGENT.search(conversation.user) and read_program(conversation.user) is not None
@@ -62,8 +62,8 @@ def option_question(family: Family) -> str:
 def next_dialogue_turn(conversation: Conversation, role: DialogueRole, guess: float, draws: Draws) -> str:
     """Return the next turn of an agent, or the reply of the human.
 
-    `guess` is the share of dialogues in which the asker takes an option by chance, instead of asking for it. The
-    guesser asks for nothing.
+    The role `asker` is an agent that asks for the details; `guess` is the share of its dialogues in which it chooses
+    the option at random instead. The role `guesser` is an agent that asks for nothing and guesses both details.
     """
     if role == "human":
         return human_reply(conversation.user)

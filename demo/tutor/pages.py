@@ -1,7 +1,7 @@
 """Play the two sides of a dialogue about a page by rule: the agent that writes it, and the human who sees pictures.
 
-The human reads both designs from the pictures alone, and knows only pages of the sample world. The agent begins with a
-design by chance, and changes what the human names.
+The human reads the designs of both pages, the agent's and the target, from pictures alone, and knows only pages of the
+sample world. The agent begins with a random design, and changes the details that the human names.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from treadle.demo.tutor.seeded_draws import Draws
 PageRole = Literal["page-writer", "page-guesser", "page-human"]
 
 SAME = "It looks as I want it."
-"""Reply of the human to a page without a difference."""
+"""Reply of the human to a page that does not differ from the target page."""
 MAX_TOLD = 2
-"""Differences that the human names in a reply."""
+"""Maximum number of differences that the human names in a reply."""
 _LAST = "One message is left"
 _TOLD = {
     "bar": re.compile(rf"\bbar must be ({'|'.join(COLORS)})\b"),

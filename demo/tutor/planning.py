@@ -157,11 +157,12 @@ def _conclude(asked: RecognizedQuestion, values: Sequence[str]) -> tuple[str, st
 
 
 def _count(asked: RecognizedQuestion, values: Sequence[str], winner: int) -> str:
-    """Return a comparison by counting to the first digit that a value begins with.
+    """Return text that finds the requested value by counting: down from 9 for the largest, up from 1 for the smallest.
 
-    A small model can write this without comparing digits: each digit of the count is followed by the next one, the
-    last by the name that has it. The word for the requested value, such as `larger`, is repeated right before the
-    count, whose direction it decides.
+    The count ends at the first digit of the requested value, and the name of its entity follows. A small model can
+    write this without comparing digits, because it only has to continue the count until one of the listed first digits
+    is reached. The word for the requested value, such as `larger`, is repeated right before the count, because it
+    decides the direction.
     """
     names = [asked.names[path[0]] for path in asked.template.paths]
     digits = [value[0] for value in values]
@@ -174,7 +175,7 @@ def _count(asked: RecognizedQuestion, values: Sequence[str], winner: int) -> str
 
 
 def _look_up_once(seen: Transcript) -> tuple[str, str]:
-    """Return the turn for any other question: one search, then the first words found."""
+    """Return the turn for a question outside the sample world: one search, then the first words of its result."""
     query = " ".join(re.sub(r"[<>|]", " ", seen.question).split())[:200]
     if not seen.searched and query:
         return "I do not know this, so I look it up.", f"<wiki_search>{query}</wiki_search>"

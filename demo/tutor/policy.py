@@ -45,7 +45,7 @@ class ErrorRates:
     guess: float = 0.8
 
     def scaled(self, factor: float) -> ErrorRates:
-        """Return rates with four patterns of a policy multiplied by a factor and the others unchanged."""
+        """Return the rates with `redundant`, `broken`, `early` and `wrong` multiplied by a factor."""
         patterns = ("redundant", "broken", "early", "wrong")
         return replace(self, **{pattern: getattr(self, pattern) * factor for pattern in patterns})
 
@@ -121,7 +121,7 @@ def boxed(text: str) -> str | None:
 
 
 def _look_up_once(conversation: Conversation) -> tuple[str, str]:
-    """Return the turn for any other question: one search, then the first words found."""
+    """Return the turn for a question outside the sample world: one search, then the first words of its result."""
     calls = conversation.calls
     query = " ".join(conversation.user.replace("<", " ").split())[:200]
     if not calls and query:

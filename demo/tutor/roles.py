@@ -20,7 +20,7 @@ Role = Literal[
     "page-writer", "page-guesser", "page-human",
 ]  # fmt: skip
 Task = Literal["redundancy", "locate", "analyse", "replace", "reflect", "thoughts"]
-"""Tasks of the data flywheel."""
+"""Tasks that the stages which edit trajectories give to critic and refiner."""
 
 _SUFFIXES: tuple[Role, ...] = (
     "page-writer", "page-guesser", "page-human",
@@ -49,7 +49,7 @@ _CUES: tuple[tuple[Task, str], ...] = (
     ("reflect", r"(?=.*\breflect)"),
     ("thoughts", r"(?=.*\bthoughts\b)(?=.*(?:\bedit|\bshorten|\bcondens|\bfewer words\b))"),
 )
-"""All cues of a task must match; the first matching task is used."""
+"""Tasks, each with a pattern that matches a prompt with all its cues; the first task whose pattern matches is used."""
 
 _BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
 

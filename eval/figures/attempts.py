@@ -26,7 +26,7 @@ OVER_ATTEMPTS: Mapping[str, str] = {
     "best@": "expected P of the best of k rollouts",
     "worst@": "expected P of the worst of k rollouts",
 }
-"""Prefix of a figure over k rollouts of a question -> what it is. No entry is a figure of single rollouts."""
+"""Prefix of the name of a figure over k rollouts of a question -> what it measures; k follows the prefix."""
 _NAME = re.compile(rf"({'|'.join(OVER_ATTEMPTS)})([1-9]\d*)")
 
 

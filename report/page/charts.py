@@ -259,7 +259,7 @@ def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses:
 
 
 def parts_chart(title: str, unit: str, names: Sequence[str], sums: Mapping[str, tuple[float, ...]]) -> Chart:
-    """Draw a stacked bar per named sum, with up to four parts that `names` labels."""
+    """Draw a stacked bar for each entry of `sums` (name -> values of up to four parts); `names` labels the parts."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()

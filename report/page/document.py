@@ -28,7 +28,7 @@ MAX_TILES = 8
 """Maximum number of tiles; more do not work as a summary."""
 
 GENERATOR = "treadle report"
-"""Value of the generator field of the file."""
+"""Value of the HTML metadata field `generator` of the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class EncoderModel:
     name: str
     folder: Path
     config: dict[str, Any]
-    """Content of its `config.json`."""
+    """Content of the model's `config.json`."""
     query_prefix: str
     passage_prefix: str
     pooling: str

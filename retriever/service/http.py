@@ -35,7 +35,7 @@ def require_json(request: Request) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OtherApi:
-    """Body of the other API on the same route: the field by which it is known, and what to tell its sender."""
+    """Body of another API that uses the same route: the field that identifies it, and the message for its sender."""
 
     field: str
     message: str

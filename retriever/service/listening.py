@@ -14,7 +14,7 @@ from treadle.retriever.service.config import ListenSettings
 
 NO_TOKEN = "send the service's token as 'Authorization: Bearer ...'"
 KEEP_ALIVE_S = 75
-"""Longer than an agent's pause between two requests, so that its connection stays open."""
+"""Seconds until an idle connection is closed: longer than an agent's usual pause between two requests."""
 
 
 class TokenGuard:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 _SAMPLED_VALUES = 4096
-"""Values sampled per tensor. All tensors are sampled, because one of an adapter's two matrices starts unmoved."""
+"""Maximum number of values sampled per tensor. All tensors are sampled, because one of the two matrices of a LoRA
+adapter does not change at first."""
 MIN_WEIGHT_CHANGE = 1e-8
 """Change below which nothing was learned; the smallest useful training moves weights thousands of times as far."""
 

@@ -99,7 +99,7 @@ def _with_another_order(errand: Errand, desk: Desk, change: Record, draws: Draws
 
 
 def explorer_turn(conversation: Conversation, draws: Draws) -> str:
-    """Return the explorer's next call: it looks at some accounts and their orders, then hands in nothing."""
+    """Return the explorer's next call: it looks at some accounts and their orders, then submits the answer 0."""
     desk = _desk(conversation)
     looked = {one.get("account") for one in desk.asked if one["call"] == "get_account"}
     listed = {one.get("account") for one in desk.asked if one["call"] == "list_orders"}

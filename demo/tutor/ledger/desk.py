@@ -16,7 +16,7 @@ _KEYS = (
     {"call"}, {"orders"}, {"error"}, {"submitted"}, {"source", "target"}, {"account", "holder", "balance"},
     {"order", "account", "amount", "status"},
 )  # fmt: skip
-"""Keys by which a call or a result is recognized."""
+"""Sets of keys: a JSON object that has all keys of one set is a call of the ledger's API, or the result of one."""
 _DECODER = json.JSONDecoder()
 
 
@@ -73,7 +73,7 @@ class Desk:
         return None if found is None else list(found.values())
 
     def see(self, record: Record) -> None:
-        """Take in a call or a result; anything odd in it changes nothing."""
+        """Update the accounts and orders from a call or a result; what is malformed in it is ignored."""
         try:
             self._see(record)
         except (KeyError, TypeError, ValueError, AttributeError):

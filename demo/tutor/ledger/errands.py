@@ -17,7 +17,7 @@ class Errand:
     Attributes:
         kind: Kind of task.
         owner: Holder of the orders that it is about.
-        giver: Holder of the account that pays instead; empty if none does.
+        giver: Holder who transfers the amount to the owner's account first; empty if no transfer is asked for.
     """
 
     kind: Kind
