@@ -148,7 +148,7 @@ class Advice:
     killed: str
     """Advice if the system killed a process."""
     diverged: str = "lower learning_rate, or train in bf16 or fp32 instead of fp16"
-    """Advice if the training diverged: a loss, gradient or weight is not finite."""
+    """Advice if the training diverged: a loss, gradient, weight or logit is not finite."""
     nothing_learned: str = "check learning_rate and which weights are trained"
     """Advice if the weights did not change."""
 

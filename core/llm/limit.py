@@ -34,8 +34,8 @@ MIN_ANSWERS = 64
 RATES_AT_PLATEAU = 16
 """Measurements at a lowered ceiling before twice as many requests are tried: the server may have become faster."""
 _FIRST_SHARE = 0.9
-"""Share of the limit: the mean latency of this many answers is the first best latency. Only answers to requests that
-were sent before the first answer count, and some of these requests may have failed."""
+"""Share of the limit: the mean latency of this many answers to requests that were sent before the first answer is the
+first best latency. It is below 1 because some of these requests may have failed."""
 
 
 class InFlightLimit:

@@ -26,7 +26,7 @@ from treadle.environments.scorers.registry import SCORERS, scorer_named
 Split = Literal["train", "heldout"]
 PAYLOAD_FIELD = "payload"
 DOMAIN_FIELD = "domain"
-"""Fields of an environment's task whose names are fixed: no key of a source names `payload` and `domain`."""
+"""Fields of an environment's task. Their names are fixed: sources have no key such as `question_field` for them."""
 _ENVIRONMENT = "environment"
 
 

@@ -67,7 +67,7 @@ class PlanningSettings(EnvironmentSettings):
     prompt: PromptName = "auto"
     """Shipped instructions before the question; `auto`: those for the dialect."""
     instructions: str | None = None
-    """Text that replaces the shipped instructions; with an empty text the question has no instructions."""
+    """Text that replaces the shipped instructions; an empty text leaves them out."""
     search: PlanningSearchSettings = PlanningSearchSettings()
     """The search tool, which the tags `wiki_search`, `web_search` and `search` call."""
     crawl_page: PlanningCrawlSettings = PlanningCrawlSettings()

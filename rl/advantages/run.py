@@ -158,7 +158,7 @@ class AdvantagesRun(JobStage[ScoredTurn]):
                 yield ScoredTurn(job_key(self._shared, turn_key, usable[0]["prompt_ids"], ids), usable)
 
     def write(self) -> Mapping[str, Any]:
-        """Write a row per candidate and return metrics; raise StageFailed without scores, or if all scores are 0."""
+        """Write a row per candidate and return metrics; raise StageFailed if there is no advantage, or if all are 0."""
         self.check_pending()
         advantages: list[float] = []
         counts: Counter[str] = Counter()

@@ -60,7 +60,7 @@ def _figures(
 
 
 def _rounds(run: Run, pools: Any) -> list[dict[str, float]]:
-    """Return per round the counts of the trajectories that it made, and of the questions answered right by then."""
+    """Return per round figures of the trajectories that it made, and the number of questions answered right by then."""
     made, right, calls = Counter[int](), Counter[int](), Counter[int]()
     first_right: dict[str, int] = {}
     for row in run.rows(pools).rows(("question_key", "round", "correct", "calls_requested")):
