@@ -56,9 +56,9 @@ def exits_as_errors() -> Iterator[None]:
 def concealed(error: Exception, payload: Mapping[str, Any]) -> Exception | None:
     """Return the exception to raise instead of an error; None if the error's traceback quotes no text of the payload.
 
-    An error of Treadle keeps its type, which decides about retries. It may quote the payload, because a model server's
-    error may contain the request of a dialogue partner. Numbers and texts of fewer than four characters are not
-    recognised.
+    An error of Treadle keeps its type, which decides about retries, but its text is changed too: an error of a model
+    server can quote the request of a dialogue partner, and so the payload. Numbers and texts of fewer than four
+    characters are not recognised.
     """
     secrets = set(_texts(payload))
     whole = "".join(traceback.format_exception(error)) if secrets else ""
