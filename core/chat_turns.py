@@ -107,17 +107,17 @@ def _accepted_text(tokenizer: TurnTokenizer, messages: Messages) -> str:
 
 
 def find_rewrites(tokenizer: TurnTokenizer, roles: Sequence[str]) -> dict[str, str]:
-    """Compare growing conversations with the same ones rendered as a whole; return what differs, by kind.
+    """Compare conversations that are rendered turn by turn, as in a rollout, with the same ones rendered at once.
 
-    A value continues the sentence "The chat template ...". Kinds:
+    Returns kind -> what differs, as the end of a sentence that begins with "The chat template". Kinds:
 
-    - `thoughts`: drops or changes `<think>` blocks of earlier turns; other turns may be unchanged.
-    - `white_space`: changes white space at the ends of earlier turns.
-    - `opening`: begins an earlier turn differently from the open one.
-    - `last_turn`: begins the last turn of a finished conversation differently from an earlier one.
+    - `thoughts`: drops or changes `<think>` blocks of earlier turns, even if it keeps turns without such blocks.
+    - `white_space`: changes white space at the beginning or end of earlier turns.
+    - `opening`: begins an earlier turn differently from the turn that it opens for the model (generation prompt).
+    - `last_turn`: begins a turn differently if it is the last one of a finished conversation.
     - `turn_end`: ends a turn without an id at which the model stops.
-    - `turns`: any other difference.
-    - `tokens`: the texts are equal, but tokens cross the border of a turn.
+    - `turns`: differs in another way, or refuses a conversation of several turns.
+    - `tokens`: renders equal text, but some tokens cross the border of a turn.
     """
     found: dict[str, str] = {}
     replies = list(_accepted_replies(tokenizer, roles))

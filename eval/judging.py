@@ -1,4 +1,4 @@
-"""Request judgements for the stage `scores`: on answers and trajectories, votes on calls, and choices among attempts.
+"""Request judgements for the stage `scores`: verdicts on answers and trajectories, votes on calls, picks of attempts.
 
 The journal stores every reply and the finished row of a judgement under a digest of everything that the judgement
 depends on. The journal is kept when results are deleted or settings change, so no request is paid for twice.

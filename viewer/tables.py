@@ -126,6 +126,6 @@ class KeyedTable:
         return None if number is None else self._stored.row(number, names)
 
     def rows(self, key: str, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Return columns of all rows of a key that is not unique. Raise ArtifactError."""
+        """Return columns of all rows with this key (there may be several); raise ArtifactError if one is unreadable."""
         numbers = np.flatnonzero(pc.equal(self.keys, key).to_numpy())
         return [self._stored.row(number, names) for number in numbers.tolist()]

@@ -110,7 +110,7 @@ def parse_verdict(text: str, messages: Sequence[ClipMessage]) -> dict[str, str]:
         elif action == "compress":
             num_compressed += 1
             if not isinstance(shorter, str):
-                raise BadVerdict("a compressed text is no text")
+                raise BadVerdict("the text of a compressed message is not a string")
             # Without any `<`, no text can forge a marker of a dialect.
             found[name] = shorter.strip().encode("utf-8", "replace").decode().replace("<", "&lt;")
             if not 0 < len(found[name]) < len(known[name].text):

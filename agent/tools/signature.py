@@ -140,7 +140,10 @@ def _field(name: str, parameter: inspect.Parameter, annotation: Any, doc: str | 
             "float, bool, list, dict, Literal, an enum, a dataclass or a pydantic model"
         ) from error
     if isinstance(parameter.default, FieldInfo):
-        raise ConfigError(f"{name}: write `{parameter.name}: Annotated[type, Field(...)] = default`")
+        raise ConfigError(
+            f"{name}: Field(...) is the default of {parameter.name!r}; move it into the annotation: "
+            f"`{parameter.name}: Annotated[type, Field(...)] = default`"
+        )
     more: dict[str, Any] = {"validation_alias": parameter.name, "serialization_alias": parameter.name}
     if doc is not None and not _is_described(annotation):
         more["description"] = doc

@@ -39,7 +39,7 @@ class CallThreads:
     """
 
     def __init__(self, name: str, limit: int) -> None:
-        """Prepare the threads of the tool `name`."""
+        """Prepare for calls of the tool `name`; each call will start a thread of its own."""
         self._name = name
         self._limit = limit
         self._free = asyncio.Semaphore(limit)

@@ -32,12 +32,19 @@ _BRACE = re.compile(r"\\{1,4}(?P<box>boxed|fbox)\s{0,8}\{|\\.|(?P<open>\{)|(?P<c
 def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
     r"""Return the prediction of a trajectory, given as segments with `kind` and `text`; empty if it has none.
 
-    It is in the last answer block: the last balanced `\boxed{…}` or `\fbox{…}`, else the block as a whole. Without a
-    block, it is in the last closed candidate, without one in the last box anywhere. A box that never closes is no
-    answer. One `\text{…}` around a boxed answer is removed. Without block, candidate and box, it is the text of the
-    last answer without markers. The result has no outer white space. The text between two results, messages, native
-    calls or pieces of reasoning is searched as one piece; no block or box can span one. Native calls and reasoning have
-    no answer.
+    It is the first of these that exists:
+
+    1. In the last `<answer>` block that is not empty: its last box, or the whole block if it has no box.
+    2. In the last closed candidate that is not empty: the same.
+    3. The last box anywhere.
+    4. The last segment that is searched, if its kind is `answer` and it contains no `<answer>` or `</answer>`.
+
+    The last box is the last balanced `\boxed{…}`, without one the last `\fbox{…}`; one `\text{…}` around its content is
+    removed. A box that never closes is empty: a block, a candidate or a trajectory that has no other box has an empty
+    prediction. The result has no outer white space.
+
+    Native calls, reasoning, results and messages to the model are not searched. They divide the rest into pieces; a
+    block or box counts only if it is within one piece.
     """
     pieces: list[list[str]] = [[]]
     plain = candidate = ""

@@ -63,9 +63,9 @@ def read_prompt(prompt: str) -> Conversation:
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
     """Parse the messages of a chat request.
 
-    Those after the user's first one, except requests to continue, belong to the open turn.
-
-    The user's first message may specify how the turn begins.
+    All messages after the user's first one, except requests to continue, are joined to the text of the model's turn,
+    which is not finished. If the user's first message gives the beginning of that turn (see `split_beginning`), the
+    text starts with it, and the message is returned without it.
     """
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
     first = next((place for place, message in enumerate(messages) if message["role"] == "user"), len(messages))

@@ -26,7 +26,7 @@ from treadle.environments.types import Resources, Traits, equal_options
 
 @dataclass(frozen=True, slots=True)
 class CustomRuntime:
-    """Open environment of a class; see `treadle.environments.types.EnvironmentRuntime`."""
+    """Opened environment of an `Environment` subclass; see `treadle.environments.types.EnvironmentRuntime`."""
 
     environment: type[Environment]
     settings: EnvironmentSettings

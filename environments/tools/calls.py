@@ -63,9 +63,10 @@ class CallLimits:
 async def open_sources(
     settings: Mapping[str, ToolSettings], resources: ToolResources, taken: Iterable[str] = ()
 ) -> AsyncIterator[dict[str, ToolSource]]:
-    """Open the sources of `environment.tools` for the duration of the block; disabled entries are left out.
+    """Open the sources of `environment.tools` for the duration of the block, except entries with `max_calls = 0`.
 
-    `taken` are names of other tools. Raises ToolError and ConfigError, also if two tools have the same name.
+    `taken` are the names of the environment's own tools. Raises ConfigError if two tools have the same name or one has
+    a name in `taken`, and ToolError or ConfigError if a source cannot be made or opened.
     """
     async with contextlib.AsyncExitStack() as stack:
         sources: dict[str, ToolSource] = {}

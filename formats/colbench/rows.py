@@ -19,7 +19,7 @@ IMPORTED = "imported"
 
 
 class DialogueRows:
-    """Converter of dialogues to the rows of one instance.
+    """Converter of imported dialogues to rows of one stage instance.
 
     The system message is the run's: the file has only rendered prompts.
     """

@@ -199,7 +199,7 @@ def _export(kind: ImportKind, wanted: ExportOptions) -> None:
 
 @export_command.command(
     "report",
-    short_help="Figures of a report as that program computes them, as JSON.",
+    short_help="Figures of a report as the ET-Agent program computes them, as JSON.",
     epilog="Example:  treadle export et-agent report --run first --out figures.json",
 )
 @export_options(
@@ -208,7 +208,7 @@ def _export(kind: ImportKind, wanted: ExportOptions) -> None:
     force="Replace an existing file.",
 )
 def export_report(wanted: ExportOptions) -> None:
-    """Write the figures of a report as that program computes them from the same rollouts, as JSON."""
+    """Write the figures of a report as the ET-Agent program computes them from the same rollouts, as JSON."""
     from treadle.formats.et_agent import report
 
     facts = report.export_report(*wanted.found("summary"), wanted.out, replace=wanted.force)

@@ -49,7 +49,7 @@ _NO_TEXT = "the imported file has no text of it"
 
 
 class ImportRows:
-    """Converter of trajectories to the rows of one instance."""
+    """Converter of imported trajectories to rows of one stage instance, such as `1/rollouts@base`."""
 
     def __init__(self, environment: QuestionSettings, tokenizer: ChatTokenizer | None, model: str) -> None:
         """Set up the conversion; `model`: name of the model to which the rows attribute the trajectories."""

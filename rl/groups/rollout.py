@@ -129,7 +129,7 @@ class MixedRollouts:
 
 
 async def roll_out_groups(rollouts: GroupRunner, jobs: Sequence[GroupJob]) -> list[Group]:
-    """Roll out all groups concurrently, in the order of `jobs`; failed groups are marked and left to the caller."""
+    """Roll out all groups concurrently; return them in the order of `jobs`, including those marked as failed."""
     return await gather_or_cancel([rollouts.roll_out(job) for job in jobs])
 
 

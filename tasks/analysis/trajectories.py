@@ -152,7 +152,10 @@ class FollowingRows:
         return len(self._waiting)
 
     def take(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the rows of the next rollouts by their keys; raise DataError for rows in another order."""
+        """Return rollout key -> row for the next rollouts, which have these keys; a rollout may have no row.
+
+        Raises DataError if the rows are in another order: one belongs to a rollout that an earlier call asked for.
+        """
         wanted = set(keys)
         found = {key: self._waiting.pop(key) for key in wanted & self._waiting.keys()}
         # A row that is still held belongs to a later rollout, so no further rows of the requested rollouts follow.

@@ -94,7 +94,7 @@ def _files(given: Any, field: str) -> dict[str, bytes]:
         found[path] = _content(content, f"the content of path {number} of {field}")
     for number, path in enumerate(found, 1):
         if any(parent in found for parent in parents_of(path)):
-            raise BadTask(f"path {number} of {field} lies below another file")
+            raise BadTask(f"path {number} of {field} needs a folder where another path is a file; rename one of them")
     return found
 
 
