@@ -51,7 +51,10 @@ def test_ordinary_and_odd_names_are_kept(path: str) -> None:
     [
         ({"files": ["a"]}, "files is no object"),
         ({"files": "a"}, "files is no object"),
-        ({"files": {"a": "", "a/b": ""}}, "path 2 of files needs a folder where another path is a file; rename one of them"),
+        (
+            {"files": {"a": "", "a/b": ""}},
+            "path 2 of files needs a folder where another path is a file; rename one of them",
+        ),
         ({"files": {"a": 5}}, "the content of path 1 of files is neither"),
         ({"files": {"a": {"base64": "?"}}}, "is not valid base64"),
         ({"files": {}}, "it has no field tests"),
