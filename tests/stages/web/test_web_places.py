@@ -61,7 +61,7 @@ async def test_waiting_for_a_slot_does_not_count_as_page_time(monkeypatch: pytes
     """The first takes its whole time; were the second's time running meanwhile, it would never be asked for."""
     with Hostile(drip) as first, Site({"/": "x"}) as second:
         async with fetching(allowed=LOOPBACK, page_timeout_s=60.0, fetch={"max_fetches": 1}) as fetch:
-            pages = [asyncio.create_task(fetch(url, 3600.0)) for url in (first.url, second.url())]
+            pages = [asyncio.create_task(fetch(url, 120.0)) for url in (first.url, second.url())]
             await asyncio.to_thread(first.silent.wait)
             ForwardClock(monkeypatch).pass_(61.0)
             await asyncio.wait(pages)
@@ -140,7 +140,7 @@ async def test_large_bodies_are_limited_without_delaying_others(monkeypatch: pyt
     with Site(routes) as site, Site(routes, host="127.0.0.2") as other:
         async with fetching(allowed=LOOPBACK, page_timeout_s=60.0) as fetch:
             held = [ExitStack() for _ in range(4)]
-            pages = [asyncio.create_task(fetch(site.url(f"/{at}"), 3600.0, held[at])) for at in range(4)]
+            pages = [asyncio.create_task(fetch(site.url(f"/{at}"), 120.0, held[at])) for at in range(4)]
             await until(lambda: len(large) == 4 and sum(page.done() for page in pages) >= 2)
             # Longer than a page's own time, which does not run while waiting.
             ForwardClock(monkeypatch).pass_(61.0)
