@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from support.runs.processes import ORPHANS_END_S, end_family, kill_alone, remaining, until
+from support.runs.processes import end_family, kill_alone, remaining, until
 from support.tables import rl_mixture
 
 from treadle.core.engines.training import EngineOptions
@@ -43,7 +43,7 @@ def test_mixture_is_killed_and_resumed_with_the_planned_rows_in_each_step(
     try:
         until(lambda: parent.poll() is not None or saved(folder) >= 2, "two states are saved", limit_s=400)
         orphans = kill_alone(parent)
-        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=ORPHANS_END_S)
+        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=10.0)
     finally:
         end_family(parent)
     assert not folder.trained.exists(), "it was over before it was killed"

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.runs.processes import ORPHANS_END_S, end_family, kill_alone, remaining, until
+from support.runs.processes import end_family, kill_alone, remaining, until
 from support.training.sft_training_rows import as_batch, make_rows
 
 from treadle.core.chat import ChatTokenizer
@@ -66,7 +66,7 @@ def test_killed_training_resumes_and_keeps_the_base_tokenizer(folder: TrainingFo
         until(lambda: parent.poll() is not None or saved in text(folder.events), "a state is saved", limit_s=400)
         orphans = kill_alone(parent)
         assert orphans
-        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=ORPHANS_END_S)
+        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=10.0)
     finally:
         end_family(parent)
     assert not folder.trained.exists(), "it was over before it was killed"

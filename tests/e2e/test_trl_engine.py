@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.credit.worked_example import ALLOCATED, DECOUPLED, FLAGS, REWARDS
-from support.runs.processes import ORPHANS_END_S, end_family, kill_alone, remaining, until
+from support.runs.processes import end_family, kill_alone, remaining, until
 from support.training import trl_jobs
 
 from treadle.core.chat import ChatTokenizer
@@ -58,7 +58,7 @@ def test_killed_rl_run_resumes_and_exports_its_policy(folder: RlFolder, policy: 
         saved = '"event": "saved"'
         until(lambda: parent.poll() is not None or saved in text(folder.events), "a state is saved", limit_s=400)
         orphans = kill_alone(parent)
-        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=ORPHANS_END_S)
+        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=10.0)
     finally:
         end_family(parent)
     assert not folder.trained.exists(), "it was over before it was killed"

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.flow_chaos import Chaos
+from support.flow_chaos import GONE_S, Chaos
 from support.flow_site import HANG_S, MOST_IN_FLIGHT, RUN, FlowRun, Site, site
 from support.runs.crash_bench import artifact_files
 from support.runs.failing_disk import namespaces
-from support.runs.processes import ORPHANS_END_S, until
+from support.runs.processes import until
 from support.servers.ports import free_port
 
 from treadle.core.runs.run import Run
@@ -91,7 +91,7 @@ def test_flow_with_every_fault_matches_an_undisturbed_one(place: Site, capsys: p
         shutil.rmtree(place.seen(story.root))
     assert not left, "runs ended too soon for what was to happen to them"
     place.stop_prefect()
-    until(lambda: not place.strays(), "nothing is left but tutor and retriever", ORPHANS_END_S)
+    until(lambda: not place.strays(), "nothing is left but tutor and retriever", GONE_S)
 
 
 def misfortunes(draws: random.Random, kinds: list[str]) -> list[str]:

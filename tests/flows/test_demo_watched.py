@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.runs.command_line import TREADLE, environment
-from support.runs.processes import ORPHANS_END_S, end_family, family, remaining, until
+from support.runs.processes import end_family, family, remaining, until
 from support.servers.prefect_api import ask
 
 from treadle.tasks.prefect.prefect_home import PrefectHome
@@ -94,5 +94,5 @@ def test_killed_demo_leaves_no_server(tmp_path: Path) -> None:
         child.kill()
         child.communicate()
     assert members, "it was over before it was killed"
-    until(lambda: not remaining(members), f"the end of {[seen.name for seen in members]}", ORPHANS_END_S)
+    until(lambda: not remaining(members), f"the end of {[seen.name for seen in members]}", 20.0)
     assert PrefectHome(tmp_path / "home").running() is None

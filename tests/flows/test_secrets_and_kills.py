@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.runs.endless_agent import NAME
-from support.runs.processes import ORPHANS_END_S, Seen, family, remaining, until
+from support.runs.processes import Seen, family, remaining, until
 from support.servers.prefect_api import ask
 from support.sweep import sampled
 
@@ -141,7 +141,7 @@ def at_work(pid: int) -> list[Seen]:
 
 
 @pytest.mark.parametrize("victim", sampled(["flow run", "worker"], ["worker"]))
-def test_no_process_remains_after_a_kill(prefect_home, deployment, worker, tmp_path: Path, victim: str) -> None:
+def test_no_process_remains_10_s_after_a_kill(prefect_home, deployment, worker, tmp_path: Path, victim: str) -> None:
     """The last ones here: the worker is killed in the end."""
     submit(prefect_home, deployment, tmp_path, ENDLESS)
     until(lambda: bool(at_work(worker.pid)), "a program is at work", 60.0, 0.05)
@@ -151,4 +151,4 @@ def test_no_process_remains_after_a_kill(prefect_home, deployment, worker, tmp_p
     os.kill(killed, signal.SIGKILL)
     # Of both, the worker lives on in one case, in the flow run's own group.
     living = worker.pid if victim == "flow run" else 0
-    until(lambda: not remaining(members, but=living), f"the end of {[seen.name for seen in members]}", ORPHANS_END_S)
+    until(lambda: not remaining(members, but=living), f"the end of {[seen.name for seen in members]}", 10.0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.flow_site import HANG_S, FlowRun, Site, answers, command_of
-from support.runs.processes import ORPHANS_END_S, Seen, family, until
+from support.runs.processes import Seen, family, until
 
 from treadle.tasks.prefect.settings import HEARTBEAT_TIMEOUT_S
 
@@ -19,6 +19,8 @@ LOOKED_AT_S = 5.0
 """How often Prefect's server looks for silence: its `proactive_granularity`."""
 TOLERANCE_S = 15.0
 """What the documented times get on top here: server, worker and flow run share two cores with the rest of a test."""
+GONE_S = 10.0
+"""How long something may live whose parent was killed, and how long a worker may not say so: see the same page."""
 LOCKED_S = 30.0
 _LOCK = """
 import sqlite3, sys, time
@@ -70,7 +72,7 @@ class Chaos:
         kill(flow_run.process)
         gone(members)
         if by_worker:
-            until(lambda: self.site.has_ended(flow_run), "the worker says so", ORPHANS_END_S, 0.2)
+            until(lambda: self.site.has_ended(flow_run), "the worker says so", GONE_S + TOLERANCE_S, 0.2)
             message = self.site.state(flow_run)["message"]
             assert "No heartbeat for" not in message, f"the worker did not say it: {message}"
         return False
@@ -133,7 +135,7 @@ def gone(members: list[Seen]) -> None:
     """Wait for the end of a killed process, and of all that it had started."""
     words = {seen.pid: " ".join(command_of(seen.pid))[:200] for seen in members}
     living = lambda: [words[seen.pid] for seen in members if seen.lives()]  # noqa: E731
-    end = time.monotonic() + ORPHANS_END_S
+    end = time.monotonic() + GONE_S
     while left := living():
-        assert time.monotonic() < end, f"after the end of their parent, of {len(words)} processes: {left}"
+        assert time.monotonic() < end, f"{GONE_S:g} s after its parent was killed, of {len(words)} processes: {left}"
         time.sleep(0.02)

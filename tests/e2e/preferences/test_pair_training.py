@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.preferences import pair_jobs
-from support.runs.processes import ORPHANS_END_S, end_family, kill_alone, remaining, until
+from support.runs.processes import end_family, kill_alone, remaining, until
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.environments import engine_environ, python_of
@@ -114,7 +114,7 @@ def test_killed_training_resumes_from_its_last_state_and_learns(folder: DpoFolde
         saved = '"event": "saved"'
         until(lambda: parent.poll() is not None or saved in text(folder.events), "a state is saved", limit_s=400)
         orphans = kill_alone(parent)
-        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=ORPHANS_END_S)
+        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=10.0)
     finally:
         end_family(parent)
     assert not folder.trained.exists(), "it was over before it was killed"

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from support.runs.command_line import TREADLE, Desk, environment, set_up
 from support.runs.endless_agent import NAME
-from support.runs.processes import ORPHANS_END_S, Seen, end_family, family, kill_alone, look, remaining, until
+from support.runs.processes import Seen, end_family, family, kill_alone, look, remaining, until
 from support.sweep import sampled
 
+LEFT_S = 10.0
 TESTS = Path(__file__).resolve().parents[2]
 OWN_SERVER = (
     'models.tutor={model="treadle-tutor",endpoints=[],server={type="tutor",module="support.runs.endless_agent"}}'
@@ -57,12 +58,12 @@ def started(desk: Desk, *command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_until_orphans_end(of: list[Seen]) -> None:
-    until(lambda: not remaining(of), f"the end of {[seen.name for seen in of]}", ORPHANS_END_S)
+    until(lambda: not remaining(of), f"the end of {[seen.name for seen in of]}", LEFT_S)
 
 
 def test_killed_run_takes_down_its_server_and_programs(desk: Desk) -> None:
     with started(desk, TREADLE, "run", "run.toml", "--run", "r", *ENDLESS) as run:
-        until(lambda: bool(at_work(run.pid)), "a program is at work", 120.0)
+        until(lambda: bool(at_work(run.pid)), "a program is at work", 30.0)
         orphans = kill_alone(run)
     assert orphans is not None and {"bwrap", NAME} <= {seen.name for seen in orphans}
     wait_until_orphans_end(orphans)
@@ -76,7 +77,7 @@ def shell(desk: Desk, prefix: str = "") -> tuple[str, ...]:
 
 def test_killed_shell_takes_down_its_run(desk: Desk) -> None:
     with started(desk, *shell(desk)) as parent:
-        until(lambda: bool(at_work(parent.pid)), "a program is at work", 120.0)
+        until(lambda: bool(at_work(parent.pid)), "a program is at work", 30.0)
         orphans = kill_alone(parent)
     assert orphans is not None and "treadle" in {seen.name for seen in orphans}
     wait_until_orphans_end(orphans)
@@ -101,13 +102,13 @@ def wait_for_parent_watchers() -> None:
         watching = look(int(parent.stdout.readline()))
         assert watching is not None and parent.stdout.readline() == "watching\n"
         parent.kill()
-    until(lambda: not watching.lives(), "the end of a process that watches its parent", ORPHANS_END_S)
+    until(lambda: not watching.lives(), "the end of a process that watches its parent", LEFT_S)
 
 
 @pytest.mark.parametrize("prefix", sampled(["nohup", "setsid --wait"], ["nohup"]))
 def test_detached_run_outlives_its_shell(desk: Desk, prefix: str) -> None:
     with started(desk, *shell(desk, prefix)) as parent:
-        until(lambda: bool(at_work(parent.pid)), "a program is at work", 120.0)
+        until(lambda: bool(at_work(parent.pid)), "a program is at work", 30.0)
         orphans = kill_alone(parent)
     assert orphans is not None
     (run,) = [seen for seen in orphans if seen.name == "treadle"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.runs.command_line import TREADLE, Desk, set_up
-from support.runs.processes import ORPHANS_END_S, until
+from support.runs.processes import until
 from support.servers.ports import free_port
 
 
@@ -85,4 +85,4 @@ def test_killed_run_takes_its_companion_with_it(desk: Desk, port: int) -> None:
         until(lambda: is_open(port), "the companion answers", 60.0)
         run.kill()
         run.wait()
-    until(lambda: not is_open(port), "the end of the companion", ORPHANS_END_S)
+    until(lambda: not is_open(port), "the end of the companion", 10.0)

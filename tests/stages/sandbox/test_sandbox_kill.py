@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs.processes import ORPHANS_END_S, look, until
+from support.runs.processes import look, until
 from support.sandbox.sandbox_kills import guardians, marked
 from support.sandbox.sandbox_users import TESTS, USERS, user_command
 from support.sweep import sampled
@@ -26,6 +26,7 @@ PLACES = sampled(itertools.product(USERS, KINDS), [("root", "bubblewrap"), ("ord
 POINTS = int(os.environ.get("TREADLE_KILL_POINTS", "4"))
 STRIDE = max(1, 36 // POINTS)
 """Three sandboxes, made at once, take some thirty changes."""
+LEFT_S = 10.0
 
 
 class Host:
@@ -65,7 +66,7 @@ class Host:
         def left() -> list[int]:
             return [seen.pid for seen in (*marked(self.marker), *guardians(self.pid)) if seen.lives()]
 
-        until(lambda: not left(), f"the end of all that {self.pid} had started", ORPHANS_END_S)
+        until(lambda: not left(), f"the end of all that {self.pid} had started", LEFT_S)
 
 
 @contextmanager
@@ -99,7 +100,7 @@ def test_partially_started_sandbox_is_killed_by_the_next_start(user: str) -> Non
             os.kill(pid, signal.SIGSTOP)
         os.kill(guardian.pid, signal.SIGKILL)
         host.kill()
-        until(lambda: not guardian.lives() and not host.half_made(), "the end of all that ends by itself")
+        until(lambda: not guardian.lives() and not host.half_made(), "the end of all that ends by itself", LEFT_S)
         left = [seen for seen in marked(host.marker) if seen.lives()]
         assert left, "bubblewrap's child no longer waits for it: then there is nothing to sweep"
         assert next_start.ask(sweep=True) == str(len(left))

@@ -93,7 +93,7 @@ def test_engine_grace_period_is_shortened_when_its_parent_is_killed(tmp_path: Pa
     pids = pids_in(tmp_path, (*NAMES, "supervisor"))
     parent.kill()
     parent.wait()
-    assert eventually(lambda: not any(is_alive(pid) for pid in pids))
+    assert eventually(lambda: not any(is_alive(pid) for pid in pids), 10.0)
 
 
 def test_parent_fork_that_holds_the_pipe_does_not_keep_the_engine_alive(tmp_path: Path) -> None:

@@ -11,9 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-ORPHANS_END_S = 10.0 + 15.0
-"""How long something may live whose parent was killed: see docs/behaviour/engines.md; a busy machine gets some more."""
-
 
 def until(condition: Callable[[], bool], what: str, limit_s: float = 60.0, pause_s: float = 0.005) -> None:
     """Wait for a condition that must become true; fail with `what` after a limit that only a bug reaches."""
