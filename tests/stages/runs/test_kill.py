@@ -63,7 +63,7 @@ def wait_until_orphans_end(of: list[Seen]) -> None:
 
 def test_killed_run_takes_down_its_server_and_programs(desk: Desk) -> None:
     with started(desk, TREADLE, "run", "run.toml", "--run", "r", *ENDLESS) as run:
-        until(lambda: bool(at_work(run.pid)), "a program is at work", 30.0)
+        until(lambda: bool(at_work(run.pid)), "a program is at work", 120.0)
         orphans = kill_alone(run)
     assert orphans is not None and {"bwrap", NAME} <= {seen.name for seen in orphans}
     wait_until_orphans_end(orphans)
@@ -77,7 +77,7 @@ def shell(desk: Desk, prefix: str = "") -> tuple[str, ...]:
 
 def test_killed_shell_takes_down_its_run(desk: Desk) -> None:
     with started(desk, *shell(desk)) as parent:
-        until(lambda: bool(at_work(parent.pid)), "a program is at work", 30.0)
+        until(lambda: bool(at_work(parent.pid)), "a program is at work", 120.0)
         orphans = kill_alone(parent)
     assert orphans is not None and "treadle" in {seen.name for seen in orphans}
     wait_until_orphans_end(orphans)
@@ -108,7 +108,7 @@ def wait_for_parent_watchers() -> None:
 @pytest.mark.parametrize("prefix", sampled(["nohup", "setsid --wait"], ["nohup"]))
 def test_detached_run_outlives_its_shell(desk: Desk, prefix: str) -> None:
     with started(desk, *shell(desk, prefix)) as parent:
-        until(lambda: bool(at_work(parent.pid)), "a program is at work", 30.0)
+        until(lambda: bool(at_work(parent.pid)), "a program is at work", 120.0)
         orphans = kill_alone(parent)
     assert orphans is not None
     (run,) = [seen for seen in orphans if seen.name == "treadle"]
