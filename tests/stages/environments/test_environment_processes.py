@@ -43,7 +43,7 @@ async def shared(running: ServedProcess) -> AsyncIterator[StrictClient]:
         yield client
         for name in await client.instances():
             await client.release(name)
-        await processes_end(client)
+        assert await client.metric("treadle_environment_processes") == 0
 
 
 async def gone(pid: int) -> None:
@@ -88,8 +88,7 @@ async def test_failed_create_leaves_nothing_behind(shared: StrictClient, task_id
     with pytest.raises(Refused) as refused:
         await created(shared, task_id, params={"timeout_s": 0.5 if code == "env_timeout" else 60.0})
     assert refused.value.code == code
-    assert await shared.instances() == {}
-    await processes_end(shared)
+    assert await shared.instances() == {} and await num_processes(shared) == 0
     assert await shared.metric("treadle_environment_calls_failed_total") == failed + 1
 
 
