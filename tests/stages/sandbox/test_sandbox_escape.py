@@ -99,4 +99,4 @@ def test_no_process_remains_after_killing_the_host_process(user: str, kind: str)
         held = report["held"]
         assert len(held) >= 3
         os.kill(report["pid"], signal.SIGKILL)
-    until(lambda: not any(map(_is_running, held)), f"the end of the processes {held}")
+    until(lambda: not any(map(_is_running, held)), f"the end of the processes {held}", limit_s=10.0)

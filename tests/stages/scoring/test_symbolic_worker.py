@@ -329,7 +329,7 @@ def test_worker_exits_with_its_parent() -> None:
     parent = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert parent.returncode == -signal.SIGKILL
     pid = int(parent.stdout)
-    until(lambda: not _is_running(pid), f"the end of the worker {pid}")
+    until(lambda: not _is_running(pid), f"the end of the worker {pid}", limit_s=20.0)
 
 
 def _is_running(pid: int) -> bool:

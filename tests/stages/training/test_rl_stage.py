@@ -373,7 +373,7 @@ def test_killing_treadle_kills_the_training_and_the_next_call_resumes(run: Run, 
         until(lambda: hangs(run), "the training hangs")
         orphans = kill_alone(parent)
         assert orphans is not None and len(orphans) >= 3
-        until(lambda: not remaining(orphans), "the training has ended with Treadle")
+        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=10.0)
     finally:
         end_family(parent)
     assert train(run, start, {"at": 4, "do": "die", "once": True}).metrics["resumed_step"] == 2

@@ -247,7 +247,7 @@ def test_killing_treadle_leaves_no_training_process(folder: TrainingFolder, pyth
         until(lambda: hangs(folder), "the training hangs")
         orphans = kill_alone(parent)
         assert orphans is not None and len(orphans) >= 3
-        until(lambda: not remaining(orphans), "the training has ended with Treadle")
+        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=10.0)
     finally:
         end_family(parent)
     assert fine_tune(folder, "a: 1\n", OPTIONS).resumed_step == 2

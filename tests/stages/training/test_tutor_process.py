@@ -46,7 +46,7 @@ def test_tutor_reports_its_purpose_and_address_and_ends_on_a_signal(tmp_path: Pa
         assert "not a language model" in ready["what"]
         assert complete(ready["url"], 2)["choices"][0]["text"].startswith("<think>")
         process.send_signal(signal.SIGTERM)
-        assert process.wait() == 130
+        assert process.wait(timeout=20) == 130
 
 
 def test_two_tutor_processes_give_equal_answers() -> None:
@@ -63,7 +63,7 @@ def test_log_contains_every_request_when_the_server_is_killed(tmp_path: Path) ->
         for seed in range(3):
             complete(ready["url"], seed)
         os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(timeout=20)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(line["event"], line.get("seed")) for line in lines[::2]] == [("arrived", seed) for seed in range(3)]
     assert len(lines) == 6
